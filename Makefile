@@ -57,6 +57,10 @@ browser: ## fetch headless Chromium, and Prometheus
 	@setup/setup.sh chromium prometheus
 
 # Only tests of `migrate --ssh` need it.
+.PHONY: bindfs
+bindfs: ## fetch bindfs, a FUSE file system
+	@setup/setup.sh bindfs
+
 .PHONY: openssh
 openssh: ## fetch OpenSSH, server and client
 	@setup/setup.sh openssh
@@ -290,9 +294,9 @@ test-daemon: guest-images ## `receive --daemon` for several guests: by invitatio
 
 # A move in each mode, and what is refused, are part of test-guests.
 .PHONY: test-disks
-test-disks: guest ## guests whose disks are copied with them: both QEMU versions, images, faults at each step
+test-disks: guest bindfs ## guests whose disks are copied with them: both QEMU versions, images, faults at each step
 	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks --include-ignored
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks copied_disks --include-ignored
 
 # A quiet guest, and one that writes at random, are part of test-guests.
 .PHONY: test-rates

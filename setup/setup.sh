@@ -24,6 +24,10 @@
 #   build/kernel-devices              the distribution's kernel with the drivers of all devices
 #   build/kernels                     kernels of several series, for `make test-kernels`
 #
+# or only tests of disks that several hosts share (`setup.sh bindfs`):
+#
+#   build/bindfs                      the distribution's bindfs, a FUSE file system
+#
 # or only tests of `migrate --ssh` (`setup.sh openssh`):
 #
 #   build/openssh                     the distribution's OpenSSH, server and client
@@ -84,6 +88,8 @@ source "$here/lib/debian.sh"
 source "$here/lib/debian-roots.sh"
 # shellcheck source=lib/chromium.sh
 source "$here/lib/chromium.sh"
+# shellcheck source=lib/bindfs.sh
+source "$here/lib/bindfs.sh"
 # shellcheck source=lib/openssh.sh
 source "$here/lib/openssh.sh"
 # shellcheck source=lib/prometheus.sh
@@ -127,6 +133,7 @@ for component in "${components[@]}"; do
     hosts-root) setup_hosts_root ;;
     devices-kernel) setup_devices_kernel ;;
     kernels) setup_kernels ;;
+    bindfs) setup_bindfs ;;
     openssh) setup_openssh ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;

@@ -152,8 +152,16 @@ pub(crate) fn debian_disk() -> Result<PathBuf, LabError> {
 }
 
 /// The program that creates and checks disk images.
-pub(crate) fn qemu_img() -> Result<PathBuf, LabError> {
+///
+/// # Errors
+/// When `make setup` has not provided it.
+pub fn qemu_img() -> Result<PathBuf, LabError> {
     present("qemu-img", "qemu-img/run", "guest")
+}
+
+/// The program that shows a folder as a file system of its own.
+pub(crate) fn bindfs() -> Result<PathBuf, LabError> {
+    present("bindfs", "bindfs/run", "bindfs")
 }
 
 /// The folder for disk images: in the build folder, because direct I/O needs a disk.

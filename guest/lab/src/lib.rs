@@ -84,7 +84,8 @@ mod vm;
 mod workload;
 
 pub use artifacts::{
-    QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, nano_kernel, web_initramfs,
+    QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, nano_kernel, qemu_img,
+    web_initramfs,
 };
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, ConsoleLine};

@@ -1,8 +1,10 @@
-//! File systems for RAM files, mounted during a test.
+//! File systems for RAM files and disks, mounted during a test.
 
-use crate::{HugePageSize, Lab, LabError};
+use crate::artifacts::bindfs;
+use crate::{HugePageSize, Lab, LabError, spawn};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A mounted file system, unmounted on drop.
 #[derive(Debug)]
@@ -29,6 +31,21 @@ impl Mount {
         Self::new(lab, name, "ramfs", "")
     }
 
+    /// Mounts a view of `folder` by FUSE, with these options of bindfs: a file system with device and
+    /// inode numbers of its own, as each host has that shares a folder.
+    ///
+    /// # Errors
+    /// When bindfs is missing, or it cannot be mounted (that needs root).
+    pub fn view(lab: &Lab, name: &str, folder: &Path, options: &[&str]) -> Result<Self, LabError> {
+        let path = Self::mount_point(lab, name)?;
+        // It returns when the file system is mounted, and its server ends when that is unmounted.
+        spawn::run(Command::new(bindfs()?).args(options).arg(folder).arg(&path))?;
+        Ok(Self {
+            path,
+            _lab: lab.clone(),
+        })
+    }
+
     /// Mounts a hugetlbfs with pages of that size.
     pub(crate) fn hugetlbfs(lab: &Lab, name: &str, size: HugePageSize) -> Result<Self, LabError> {
         let size = size.option();
@@ -50,8 +67,7 @@ impl Mount {
     }
 
     fn new(lab: &Lab, name: &str, kind: &str, options: &str) -> Result<Self, LabError> {
-        let path = lab.folder().join(name);
-        fs::create_dir(&path).map_err(LabError::file("creating the mount point", &path))?;
+        let path = Self::mount_point(lab, name)?;
         let options = std::ffi::CString::new(options).unwrap_or_default();
         rustix::mount::mount(
             "hikkoshi-lab",
@@ -65,6 +81,12 @@ impl Mount {
             path,
             _lab: lab.clone(),
         })
+    }
+
+    fn mount_point(lab: &Lab, name: &str) -> Result<PathBuf, LabError> {
+        let path = lab.folder().join(name);
+        fs::create_dir(&path).map_err(LabError::file("creating the mount point", &path))?;
+        Ok(path)
     }
 
     /// The mount point.

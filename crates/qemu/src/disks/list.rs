@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::attach::machine::{DrivePlace, drive_places};
 use crate::command_line::image_file;
-use crate::qmp::{Client, QmpError};
+use crate::qmp::{Client, QmpError, qom};
 
 /// Where QEMU has the devices with an id.
 const NAMED_DEVICES: &str = "/machine/peripheral/";
@@ -27,6 +27,7 @@ pub(crate) struct BlockDisk {
     /// The files of its image and of the backing images below, as QEMU describes them. Empty: they
     /// are not known.
     pub(crate) images: Vec<String>,
+    /// Whether the guest cannot write to it.
     pub(crate) read_only: bool,
     /// Whether its medium can be changed.
     pub(crate) removable: bool,
@@ -49,6 +50,11 @@ pub(crate) fn device_id(device: &str) -> Option<&str> {
 /// Whether this is the name of a file, and not of a network disk, or options.
 pub(crate) fn is_file(name: &str) -> bool {
     name.starts_with('/') || !name.contains(':')
+}
+
+/// Whether a device of this type is a CD drive, to which no guest can write.
+pub(crate) fn is_cd(kind: &str) -> bool {
+    kind.ends_with("-cd")
 }
 
 impl BlockDisk {
@@ -148,6 +154,11 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<BlockDisk>, QmpError> {
         let places = drive_places(client)?;
         for disk in &mut disks {
             disk.place = disk.place_among(&places).unwrap_or_default();
+            // QEMU may have its image open for writing.
+            if disk.removable && !disk.read_only {
+                let kind = qom::property(client, &disk.path(), "type")?;
+                disk.read_only = kind.as_ref().and_then(Value::as_str).is_some_and(is_cd);
+            }
         }
     }
     Ok(disks)

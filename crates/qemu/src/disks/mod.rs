@@ -27,7 +27,7 @@ mod shared;
 pub(crate) use allocated::allocated;
 pub(crate) use describe::describe;
 pub(crate) use image::ImageFile;
-pub(crate) use list::{BlockDisk, device_id, is_file, list};
+pub(crate) use list::{BlockDisk, device_id, is_cd, is_file, list};
 pub use select::{ChosenDisks, DiskSelection, OfferedDisks};
 pub(crate) use select::{CopiedDisk, choose};
 pub use select_error::SelectError;

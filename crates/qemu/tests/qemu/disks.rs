@@ -2,7 +2,8 @@
 //! copies.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
@@ -335,5 +336,131 @@ fn the_server_that_a_killed_engine_has_left_is_stopped() {
         let stopped = client.execute("nbd-server-stop", json!({}));
         assert!(stopped.is_err(), "the server was stopped: {stopped:?}");
         destination.release().unwrap();
+    });
+}
+
+/// Why a guest with this drive `a` is refused at a destination with that one, and what is warned of.
+fn compared(program: &Program, [here, there]: [&str; 2], shared: bool) -> [String; 2] {
+    let device = "-device virtio-blk-pci,drive=a,id=vda";
+    let source = Qemu::usual(program, &format!("{here} {device}"));
+    let destination = Qemu::usual(program, &format!("-incoming defer {there} {device}"));
+    let mut from = QemuSource::attach(&source.qmp()).unwrap();
+    let mut to = QemuDestination::attach(&destination.qmp()).unwrap();
+    let selection = DiskSelection {
+        shared: shared.then(Vec::new),
+        ..DiskSelection::default()
+    };
+    from.choose_disks(&selection).unwrap();
+    let found = to.compare_disks(&from.disks()).unwrap();
+    assert!(to.is_unused(), "nothing was changed");
+    to.release().unwrap();
+    from.release().unwrap();
+    [found.refused.join("; "), found.warnings.join("; ")]
+}
+
+/// Two hosts have the same image, and the backing files of their own folders: QEMU looks for these
+/// beside the image.
+#[test]
+fn another_backing_file_is_another_disk() {
+    let qemu_img = hikkoshi_lab::qemu_img().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = ["here", "there"].map(|host| folder.path().join(host));
+    for host in [&here, &there] {
+        std::fs::create_dir(host).unwrap();
+    }
+    let base = |host: &Path, content: &str| {
+        let _ = std::fs::remove_file(host.join("base.raw"));
+        let mut content = content.as_bytes().to_vec();
+        content.resize(1 << 20, 0);
+        std::fs::write(host.join("base.raw"), content).unwrap();
+    };
+    base(&here, "content");
+    for (image, below, format) in [
+        ("middle.qcow2", "base.raw", "raw"),
+        ("top.qcow2", "middle.qcow2", "qcow2"),
+    ] {
+        let mut create = Command::new(&qemu_img);
+        create.args(["create", "-q", "-f", "qcow2", "-b", below, "-F", format]);
+        assert!(
+            create
+                .arg(image)
+                .current_dir(&here)
+                .status()
+                .unwrap()
+                .success()
+        );
+        std::fs::hard_link(here.join(image), there.join(image)).unwrap();
+    }
+    let drive = |host: &Path, more: &str| {
+        let image = host.join("top.qcow2");
+        format!(
+            "-drive if=none,id=a,format=qcow2,file={}{more}",
+            image.display()
+        )
+    };
+    with_each(|program| {
+        let lines = [drive(&here, ""), drive(&there, "")];
+        let of = |[here, there]: [&str; 2], shared| compared(program, [here, there], shared);
+        let lines = lines.each_ref().map(|line| &**line);
+        let _ = std::fs::remove_file(there.join("base.raw"));
+        std::fs::hard_link(here.join("base.raw"), there.join("base.raw")).unwrap();
+        assert_eq!(of(lines, false), [String::new(), String::new()], "the same");
+        // A copy is not written to, but that it is one is not known.
+        base(&there, "content");
+        let names = |host: &Path| host.join("base.raw").display().to_string();
+        let both = [names(&here), names(&there)];
+        for content in ["content", "another"] {
+            base(&there, content);
+            let [refused, warned] = of(lines, false);
+            assert!(
+                refused.contains(
+                    "it is not known whether the destination has the same: vda (backing file: "
+                ),
+                "{refused}"
+            );
+            for name in &both {
+                assert!(refused.contains(name), "{name} is not in: {refused}");
+            }
+            assert_eq!(warned, "");
+            let [refused, warned] = of(lines, true);
+            assert_eq!(refused, "");
+            assert!(
+                warned.contains("whether they have the same backing file: "),
+                "{warned}"
+            );
+        }
+        // Without the file QEMU does not start. Without the image that names it, the guest would
+        // read zeros.
+        let alone = format!(
+            "-blockdev driver=file,node-name=f,filename={} \
+             -blockdev {{\"driver\":\"qcow2\",\"node-name\":\"a\",\"file\":\"f\",\"backing\":null}}",
+            there.join("top.qcow2").display()
+        );
+        let [refused, _] = of([lines[0], &alone], false);
+        assert!(
+            refused.contains("vda (backing files: ")
+                && refused.contains(", none at the destination"),
+            "{refused}"
+        );
+    });
+}
+
+/// QEMU has the image of a CD open for writing, unless its owner says otherwise.
+#[test]
+fn a_cd_is_read_only() {
+    with_each(|program| {
+        let images = Images::new(&["a", "cd", "scsi"]);
+        let line = images.drive("a", "id=a")
+            + &images.drive("cd", "id=cd")
+            + &images.drive("scsi", "id=scsi")
+            + "-device virtio-blk-pci,drive=a,id=vda -device ide-cd,drive=cd,id=cd0 \
+               -device virtio-scsi-pci,id=s -device scsi-cd,bus=s.0,drive=scsi,id=cd1";
+        let qemu = Qemu::usual(program, &line);
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut left = copy(&mut source, &[], &[]).unwrap();
+        left.sort();
+        let cd = |name| format!("the disk {name} is not copied: it is read-only");
+        assert_eq!(left, [cd("cd0"), cd("cd1")]);
+        source.release().unwrap();
     });
 }

@@ -4,12 +4,14 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use hikkoshi_lab::{Disk, DiskFormat, Vm};
+use hikkoshi_lab::{Disk, DiskFormat, DiskImage, Mount, Vm, VmConfig};
 use hikkoshi_tests::{Guest, JsonSchema, Program, TestEnv, hikkoshi};
+use rustix::fs::listxattr;
 use serde_json::{Value, json};
 
 use super::{Unchanged, idle_guest, obstacles, run, waiting_receiver};
 use crate::copy_disks::{blank_disk, blank_disk_of, full_disk};
+use crate::copy_disks_images::{blank, drive};
 
 /// The second disk does not fit. Neither QEMU is changed, and the destination waits as before.
 #[test]
@@ -97,8 +99,11 @@ struct There {
 
 impl There {
     fn with(env: &TestEnv, guest: &Vm, disk: Disk, name: &str) -> Self {
-        let console = guest.console().clone();
-        let there = idle_guest().disk(disk).console(console).incoming();
+        Self::of(env, guest, idle_guest().disk(disk), name)
+    }
+
+    fn of(env: &TestEnv, guest: &Vm, there: VmConfig, name: &str) -> Self {
+        let there = there.console(guest.console().clone()).incoming();
         let there = there.start(env.lab(), name).unwrap();
         let (receive, invitation) = waiting_receiver(env, &there);
         Self {
@@ -180,6 +185,42 @@ fn a_guest_does_not_continue_on_another_disk() {
         &["--copy-disks"],
         &["has the same image at both sides"],
     );
+}
+
+/// Hosts that share a folder, each with numbers of its own for the files: only the mark shows that
+/// they have the same one.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn a_disk_in_a_shared_folder_is_known_by_its_mark() {
+    let env = TestEnv::new();
+    let [image, other] = ["shared", "other"].map(|name| blank(env.lab(), name, DiskFormat::Raw, 8));
+    let folder = image.path().parent().unwrap();
+    let view = |name, options| Mount::view(env.lab(), name, folder, options).unwrap();
+    let views = [
+        view("here", &[]),
+        view("there", &[]),
+        view("unmarked", &["--xattr-none"]),
+    ];
+    let config = |view: &Mount, image: &DiskImage| {
+        let path = view.path().join(image.path().file_name().unwrap());
+        idle_guest()
+            .arguments(drive("disk", &path, DiskFormat::Raw, ""))
+            .arguments(["-device", "virtio-blk-pci,drive=disk,id=disk-device"])
+    };
+    let guest = config(&views[0], &image).start(env.lab(), "guest").unwrap();
+    let there = |view, image, name| There::of(&env, &guest, config(view, image), name);
+    let unknown = "it is not known whether the destination has the same: disk-device";
+    there(&views[1], &other, "other").refuses(&guest, &[], &[unknown, " on fuse at the source"]);
+    there(&views[2], &image, "unmarked").refuses(&guest, &[], &[unknown]);
+
+    let mut there = there(&views[1], &image, "same");
+    there.accepts(&guest, &[]);
+    let same = "the disk disk-device has the same image at both sides";
+    there.refuses(&guest, &["--copy-disks=disk-device"], &[same]);
+    let mut names = [0; 4096];
+    let length = listxattr(image.path(), &mut names).unwrap();
+    let names = String::from_utf8_lossy(&names[..length]);
+    assert!(!names.contains("hikkoshi"), "{names}");
 }
 
 /// What an image holds besides its content is not dropped unasked, when the disk is copied.

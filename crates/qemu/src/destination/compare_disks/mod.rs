@@ -123,9 +123,10 @@ impl Compared {
             Ok(found) => &ours[found],
             Err(NoCounterpart::Missing) => {
                 self.refused.push(format!(
-                    "QEMU at the destination has no disk with a medium for the source's {}: give \
+                    "QEMU at the destination has no disk with a medium for the source's {}{}: give \
                      it the same disk",
-                    at_place(disk)
+                    at_place(disk),
+                    without_id(ours)
                 ));
                 return None;
             }
@@ -228,8 +229,9 @@ impl Compared {
         let (name, file) = (label(disk), &disk.image.file);
         let Ok(found) = counterpart(disk, ours) else {
             self.warnings.push(format!(
-                "the {what} of {name} ({file}) is missing at the destination: the guest finds none \
-                 there"
+                "the {what} of {name} ({file}) is missing at the destination{}: the guest finds none \
+                 there",
+                without_id(ours)
             ));
             return;
         };
@@ -277,6 +279,16 @@ impl Compared {
                 "{sizes}: give the destination flash memory of the same size"
             ));
         }
+    }
+}
+
+/// What a disk may be that was not found among these: of a machine whose monitor is not available,
+/// only those with an id are recognised.
+fn without_id(ours: &[Disk]) -> &'static str {
+    let has_none = |our: &Disk| our.device.is_empty() && our.drive.is_empty();
+    match ours.iter().any(has_none) {
+        true => " (a disk there has no id, and is not recognised: give its device the source's id)",
+        false => "",
     }
 }
 

@@ -650,3 +650,30 @@ fn a_copied_disk_whose_name_is_at_another_place_is_refused() {
         "{found:?}"
     );
 }
+
+/// One that libvirt's user has added, at a machine whose monitor is not available.
+#[test]
+fn a_disk_without_an_id_may_be_the_missing_one() {
+    let anonymous = with(disk("", "/a.raw", "h:1"), |disk| disk.device = "".into());
+    let ours = [disk("vdb", "/b.raw", "k:1"), anonymous];
+    let of = |plan, read_only| {
+        let theirs = with(disk("vda", "/a.raw", "h:1"), |disk| {
+            disk.plan = plan;
+            disk.read_only = read_only;
+        });
+        let [alone, both] = [&ours[..1], &ours].map(|ours| {
+            let Compared {
+                refused, warnings, ..
+            } = compare(std::slice::from_ref(&theirs), ours, false);
+            [refused, warnings].concat().join("")
+        });
+        assert!(!alone.contains("has no id"), "{alone}");
+        both
+    };
+    for plan in [DiskPlan::Same, DiskPlan::Shared] {
+        for read_only in [false, true] {
+            let said = of(plan, read_only);
+            assert!(said.contains("a disk there has no id"), "{said}");
+        }
+    }
+}

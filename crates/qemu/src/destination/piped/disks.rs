@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::command_line::{keys, started_options};
 use crate::destination::storage_daemon::ServedDisk;
-use crate::disks::{BlockDisk, ImageFile};
+use crate::disks::{BlockDisk, ImageFile, is_cd};
 
 /// The most layers of an image, such as a format on a file.
 const MAX_LAYERS: usize = 16;
@@ -158,7 +158,7 @@ fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Foun
     // The others have a device by themselves. Flash memory is not compared by its image.
     let has_device = |drive: &&Options| {
         let interface = text(drive, "if").unwrap_or_default();
-        !matches!(interface, "none" | "pflash") && text(drive, "id").is_some()
+        !matches!(interface, "none" | "pflash")
     };
     let others = drives.iter().filter(has_device);
     disks.extend(others.map(|drive| of_drive(None, drive, &nodes)));
@@ -267,13 +267,14 @@ fn disk(device: Option<&Options>, node: &Options, nodes: &HashMap<String, Option
     let id = device.and_then(|device| text(device, "id"));
     let kind = device.and_then(|device| text(device, "driver"));
     let driver = driver(format);
+    let is_cd = kind.is_some_and(is_cd);
     let found = BlockDisk {
         device: id.map_or_else(String::new, |id| format!("/machine/peripheral/{id}")),
         node: text(node, "node-name").unwrap_or_default().to_owned(),
         file: file_of(&layers),
         images: images(node, nodes).unwrap_or_default(),
-        read_only: is_on(node, "read-only"),
-        removable: kind.is_some_and(|kind| kind.ends_with("-cd")),
+        read_only: is_cd || is_on(node, "read-only"),
+        removable: is_cd,
         encrypted: format.get("encrypt").is_some() || driver == "luks",
         driver,
         ..BlockDisk::default()
@@ -402,6 +403,7 @@ mod tests {
             ),
             ("device", "ide-cd,drive=cd"),
             ("drive", "file=/sd.raw,if=sd,id=sd,format=raw,readonly=on"),
+            ("drive", "file=/other.raw,if=virtio,format=raw"),
             ("drive", "file=/code.fd,if=pflash,id=flash,format=raw"),
         ];
         let found = of_options(line.into_iter());
@@ -415,6 +417,7 @@ mod tests {
             ("hda", "qcow2", "/d.qcow2", false),
             ("cd", "", "/cd.iso", true),
             ("sd", "raw", "/sd.raw", true),
+            ("", "raw", "/other.raw", false),
         ];
         assert_eq!(parts, expected);
         assert_eq!(
