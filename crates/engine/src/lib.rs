@@ -92,7 +92,7 @@ pub use destination::{
     DestinationHost, DestinationOptions, OfferedGuest, ReceiveControl, ReceiveError,
     give_up_receive, receive, receive_at, resume_receive,
 };
-pub use disks::{DiskComparison, DiskConnection, DiskProgress, DiskRequests, Waiting};
+pub use disks::{DiskComparison, DiskConnection, DiskContent, DiskProgress, DiskRequests, Waiting};
 pub use guest::{DestinationGuest, SourceGuest, ThreadName};
 pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};

@@ -39,6 +39,15 @@ pub struct DiskComparison {
     pub warnings: Vec<String>,
 }
 
+/// About how many bytes the copies of disks send.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiskContent {
+    /// For those of which that is known.
+    pub bytes: u64,
+    /// The others, for people.
+    pub unknown: Vec<String>,
+}
+
 /// How far the copy of a disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskProgress {

@@ -10,7 +10,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
 
 use super::error::NoDisks;
-use crate::disks::{DiskConnection, DiskProgress};
+use crate::disks::{DiskConnection, DiskContent, DiskProgress};
 use crate::guest_error::GuestError;
 use crate::network_frames::FrameCapture;
 use crate::report::AsynchronousFaults;
@@ -212,9 +212,9 @@ pub trait SourceGuest: Send {
         let _ = bytes_per_second;
     }
 
-    /// About how many bytes the copies of the [`disks`](Self::disks) send, if that is known.
-    fn disk_content(&mut self) -> Result<u64, GuestError> {
-        Ok(0)
+    /// About how many bytes the copies of the [`disks`](Self::disks) send.
+    fn disk_content(&mut self) -> Result<DiskContent, GuestError> {
+        Ok(DiskContent::default())
     }
 
     /// How far the copies are; an error says why one has failed. Called a few times a second.

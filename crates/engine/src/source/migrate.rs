@@ -173,7 +173,15 @@ fn look_at_content(
     guest: &mut dyn SourceGuest,
 ) -> Result<(), SourceFailure> {
     let disks = guest.disk_content()?;
-    shared.live.set_disk_content(disks);
+    if disks.unknown.is_empty() {
+        shared.live.set_disk_content(disks.bytes);
+    } else if shared.control.limits().bandwidth.is_some() {
+        shared.observer.notice(&format!(
+            "how much the images of these disks hold is not known: {}; whether the limit of the \
+             bandwidth suffices for them is not checked",
+            disks.unknown.join(", ")
+        ));
+    }
     // A failure shows again when the pages are read to be sent.
     let memory = match ContentMap::sample(&shared.ram, LOOK) {
         Ok(content) => {
@@ -186,7 +194,9 @@ fn look_at_content(
         }
         Err(_) => 0,
     };
-    Ok(shared.control.set_content(disks.saturating_add(memory))?)
+    Ok(shared
+        .control
+        .set_content(disks.bytes.saturating_add(memory))?)
 }
 
 /// Everything before the guest is paused.

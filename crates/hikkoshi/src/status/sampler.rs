@@ -345,7 +345,7 @@ pub(super) mod tests {
             repeats: None,
             bytes: Bytes::default(),
             content: None,
-            disk_content: 0,
+            disk_content: None,
             disks: Vec::new(),
             disk_bytes: 0,
             missing: None,

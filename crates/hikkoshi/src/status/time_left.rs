@@ -184,10 +184,14 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
         .map(|disk| disk.total.saturating_sub(disk.copied))
         .sum();
     // Parts of zeros take nearly nothing, and how much of an image holds others is known about.
-    let known = float(now.disk_content.saturating_sub(now.disk_bytes));
-    let content = case
-        .of([known * 0.9, known, known * 1.5 + 64e6])
-        .min(float(left));
+    let content = match now.disk_content {
+        Some(content) => {
+            let known = float(content.saturating_sub(now.disk_bytes));
+            case.of([known * 0.9, known, known * 1.5 + 64e6])
+                .min(float(left))
+        }
+        None => case.of([0.0, 1.0, 1.0]) * float(left),
+    };
     let limit = plan.bandwidth.map(float);
     let is_limited = limit.is_some_and(|limit| speed.disks.best > limit * 0.9);
     let (content, rate) = match limit {
@@ -675,7 +679,7 @@ mod tests {
             total: 3_000_000_000,
             in_sync: false,
         }];
-        (now.disk_content, now.disk_bytes) = (3_000_000_000, 1_000_000_000);
+        (now.disk_content, now.disk_bytes) = (Some(3_000_000_000), 1_000_000_000);
         let rates = |[worst, present, best]: [f64; 3]| Rates {
             present,
             worst,
@@ -712,9 +716,16 @@ mod tests {
             "{limited:?}"
         );
         // The rest of the image are zeros.
-        now.disk_content = now.disk_bytes;
+        now.disk_content = Some(now.disk_bytes);
         let zeros = of(&now, Mode::Hybrid, None, steady).unwrap();
         assert!(zeros[1] < Some(0.2) && zeros[2] < Some(2.2), "{zeros:?}");
+        // How much of it are zeros is not known.
+        now.disk_content = None;
+        let unknown = of(&now, Mode::Hybrid, None, steady).unwrap();
+        assert!(
+            unknown[0] < Some(0.2) && unknown[1] > Some(20.0),
+            "{unknown:?}"
+        );
         // What is in sync waits for the others.
         now.disks[0].in_sync = true;
         assert!(of(&now, Mode::Hybrid, None, steady).is_some());

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DiskConnection, DiskProgress, SourceGuest};
+use hikkoshi_engine::{CancelFlag, DiskConnection, DiskContent, DiskProgress, SourceGuest};
 use serde_json::json;
 
 use super::QemuSource;
@@ -151,9 +151,9 @@ impl QemuSource {
     }
 
     /// About how many bytes the copies send.
-    pub(super) fn copied_bytes(&mut self) -> Result<u64, CopyError> {
+    pub(super) fn copied_content(&mut self) -> Result<DiskContent, CopyError> {
         if self.copies.disks.is_empty() {
-            return Ok(0);
+            return Ok(DiskContent::default());
         }
         let client = connected(&mut self.client)?;
         Ok(disks::allocated(client, &self.copies.disks)?)

@@ -7,7 +7,7 @@ use std::time::Instant;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{
-    CancelFlag, DiskConnection, DiskProgress, FrameCapture, GuestError, SourceGuest,
+    CancelFlag, DiskConnection, DiskContent, DiskProgress, FrameCapture, GuestError, SourceGuest,
 };
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
@@ -68,8 +68,8 @@ impl SourceGuest for QemuSource {
         self.limit_copies(bytes_per_second);
     }
 
-    fn disk_content(&mut self) -> Result<u64, GuestError> {
-        self.copied_bytes().map_err(GuestError::new)
+    fn disk_content(&mut self) -> Result<DiskContent, GuestError> {
+        self.copied_content().map_err(GuestError::new)
     }
 
     fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {

@@ -95,7 +95,7 @@ pub struct Live {
     /// At the source: where the guest's memory had content when the migration began.
     content: OnceLock<Arc<ContentMap>>,
     /// At the source: about how many bytes the copies of the disks send.
-    disk_content: AtomicU64,
+    disk_content: OnceLock<u64>,
     /// At the source.
     disks: Mutex<Vec<DiskProgress>>,
     /// Weak, because it holds the userfaultfd, and an observer may keep this for long.
@@ -156,8 +156,8 @@ pub struct Snapshot {
     pub bytes: Bytes,
     /// Where the guest's memory had content when the migration began (source). `None`: not known.
     pub content: Option<Arc<ContentMap>>,
-    /// About how many bytes the copies of the disks send; 0 if that is not known (source).
-    pub disk_content: u64,
+    /// About how many bytes the copies of the disks send (source). `None`: not known.
+    pub disk_content: Option<u64>,
     /// How far the disks are copied (source).
     pub disks: Vec<DiskProgress>,
     /// Bytes for disks so far.
@@ -201,7 +201,7 @@ impl Live {
             outages: Outages::default(),
             stage: Arc::new(stage::Present::new(start.stage)),
             content: OnceLock::new(),
-            disk_content: AtomicU64::new(0),
+            disk_content: OnceLock::new(),
             disks: Mutex::default(),
             missing: OnceLock::new(),
             last_missing: AtomicU64::new(0),
@@ -259,7 +259,7 @@ impl Live {
 
     /// The copies of the disks send about so many bytes.
     pub(crate) fn set_disk_content(&self, bytes: u64) {
-        self.disk_content.store(bytes, Relaxed);
+        let _ = self.disk_content.set(bytes);
     }
 
     /// How far the disks are copied now.
@@ -369,7 +369,7 @@ impl Live {
             repeats: self.repeats(stage),
             bytes: self.counters.bytes(),
             content: self.content.get().cloned(),
-            disk_content: self.disk_content.load(Relaxed),
+            disk_content: self.disk_content.get().copied(),
             disks: self.disks(),
             disk_bytes: self.counters.disk_bytes.load(Relaxed),
             missing,
