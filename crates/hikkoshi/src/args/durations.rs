@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::convergence::MAX_DOWNTIME_MS;
 
+/// A century: the longest duration with which no clock overflows.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Parses a number with the unit s, m or h; without a unit, seconds.
 pub(super) fn parse(text: &str) -> Result<Duration, String> {
     let (digits, seconds) = match text.char_indices().last() {
@@ -13,20 +16,33 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         Some((at, 'h')) => (&text[..at], 3600),
         _ => (text, 1),
     };
-    // At most a century, so that no clock overflows.
     let number = digits.parse::<u32>().ok().map(u64::from);
     number
         .and_then(|n| n.checked_mul(seconds))
-        .filter(|&n| n <= 100 * 365 * 24 * 3600)
         .map(Duration::from_secs)
+        .filter(|time| *time <= LONGEST)
         .ok_or_else(|| {
             format!("'{text}' is not a duration; write seconds, or a number with s, m or h")
         })
 }
 
-/// Parses the time after which a link counts as lost.
+/// Parses how long to reconnect, or `none`: without a limit.
+pub(super) fn parse_retry(text: &str) -> Result<Duration, String> {
+    match text {
+        "none" => Ok(LONGEST),
+        time => parse(time).map_err(|error| format!("{error}; or none, for no limit")),
+    }
+}
+
+/// Parses the time after which a link counts as lost. It has to be limited: a peer that hangs is
+/// noticed only by this time, and the guest may wait for it.
 pub(super) fn parse_stall(text: &str) -> Result<Duration, String> {
     let hour = Duration::from_secs(3600);
+    if text == "none" {
+        return Err(
+            "a link that stalls must count as lost at some time, after 1h at the latest".into(),
+        );
+    }
     let time = parse(text)?;
     if time.is_zero() || time > hour {
         return Err("must be between 1s and 1h".into());
@@ -113,6 +129,15 @@ mod tests {
             assert!(parse(bad).is_err(), "{bad}");
         }
         assert!(parse_stall("0").is_err() && parse_stall("61m").is_err());
+        let unlimited = parse_stall("none").unwrap_err();
+        assert!(unlimited.contains("1h at the latest"), "{unlimited}");
+        assert_eq!(parse_retry("none"), Ok(LONGEST));
+        assert_eq!(parse_retry("0"), Ok(Duration::ZERO));
+        assert!(
+            parse_retry("long")
+                .unwrap_err()
+                .ends_with("; or none, for no limit")
+        );
     }
 
     #[test]

@@ -92,12 +92,12 @@ pub(crate) struct Estimate {
     )]
     pub max_cost: f64,
 
-    /// Most bytes to send to the destination, which takes at most a second
+    /// Most bytes to send to the destination, or none; it takes at most a second
     #[arg(
         long,
         value_name = "BYTES",
         default_value = "512MiB",
-        value_parser = bytes::parse,
+        value_parser = parse_probe_limit,
         help_heading = MEASUREMENT
     )]
     pub probe_limit: u64,
@@ -120,6 +120,14 @@ pub(crate) struct Estimate {
     /// With "-" it is written to standard output, instead of the text.
     #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
+}
+
+/// Parses a number of bytes, or `none`: more than any line carries in a second.
+fn parse_probe_limit(text: &str) -> Result<u64, String> {
+    match text {
+        "none" => Ok(u64::MAX),
+        number => bytes::parse(number).map_err(|error| format!("{error}; or none, for no limit")),
+    }
 }
 
 impl Estimate {
@@ -174,6 +182,17 @@ mod tests {
         ] {
             assert!(estimate(bad).is_none(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_probe_can_have_no_limit() {
+        let limit = |value: &str| {
+            let words = format!("--qmp /q --bandwidth 1Gbit --probe-limit {value}");
+            estimate(&words).map(|args| args.probe_limit)
+        };
+        assert_eq!(limit("none"), Some(u64::MAX));
+        assert_eq!(limit("1MiB"), Some(1 << 20));
+        assert_eq!(limit("no"), None);
     }
 
     #[test]

@@ -35,6 +35,9 @@ const OPTIONS: &[(&[&str], &str)] = &[
         &[
             "copy-storage-all",
             "copy-storage-inc",
+            "copy-storage-synchronous-writes",
+            "disks-port",
+            "disks-uri",
             "migrate-disks",
             "with-local-disks",
             "block-migrate",
@@ -55,10 +58,27 @@ const OPTIONS: &[(&[&str], &str)] = &[
             "auto-converge-increment",
             "compressed",
             "comp-methods",
+            "comp-mt-level",
+            "comp-mt-threads",
+            "comp-mt-dthreads",
+            "comp-xbzrle-cache",
+            "comp-zlib-level",
+            "comp-zstd-level",
         ],
         CONVERGE,
     ),
-    (&["unsafe", "force", "disk-over-commit"], FORCE),
+    (
+        &["unsafe", "force", "disk-over-commit", "disk-overcommit"],
+        FORCE,
+    ),
+    (
+        &["force-complete"],
+        "'hikkoshi switch' ends the pre-copy of a migration that runs",
+    ),
+    (
+        &["abort"],
+        "'hikkoshi cancel' cancels a migration that runs",
+    ),
     (
         &["persistent", "persistent-xml"],
         "a domain is made persistent at the destination by 'hikkoshi migrate --domain NAME \
@@ -69,6 +89,33 @@ const OPTIONS: &[(&[&str], &str)] = &[
         "this removes the domain's configuration at the source: --undefine-source, with --domain",
     ),
     (
+        &["xml"],
+        "what is specific to the destination is said there: 'hikkoshi receive --connect URI', with \
+         --set or --xml",
+    ),
+    (
+        &["dname"],
+        "a domain has the same name at the destination as at the source",
+    ),
+    (
+        &["offline"],
+        "only guests that run, or are paused, are moved: copy the configuration of another one \
+         ('virsh dumpxml', 'virsh define')",
+    ),
+    (
+        &["targetstorage", "target-storage"],
+        "the destination's QEMU or domain says which images are its disks; --copy-disks copies to \
+         these",
+    ),
+    (
+        &["graphicsuri"],
+        "a client of the guest's display has to connect again, to the destination",
+    ),
+    (
+        &["with-conntrack-state"],
+        "what firewalls on the hosts have tracked is not moved (after-a-move.md)",
+    ),
+    (
         &[
             "p2p",
             "direct",
@@ -76,13 +123,20 @@ const OPTIONS: &[(&[&str], &str)] = &[
             "migrateuri",
             "listen-address",
             "host",
+            "target",
             "migration-network",
             "migration_network",
         ],
         CONNECTION,
     ),
     (
-        &["tls", "tunnelled", "migration-type", "migration_type"],
+        &[
+            "tls",
+            "tls-destination",
+            "tunnelled",
+            "migration-type",
+            "migration_type",
+        ],
         ENCRYPTION,
     ),
     (
@@ -131,7 +185,17 @@ const OPTIONS: &[(&[&str], &str)] = &[
 
 /// Commands of others.
 const COMMANDS: &[(&[&str], &str)] = &[
-    (&["domjobinfo", "list", "info", "progress"], "status"),
+    (
+        &[
+            "domjobinfo",
+            "list",
+            "info",
+            "progress",
+            "live-migration-list",
+            "server-migration-list",
+        ],
+        "status",
+    ),
     (
         &[
             "domjobabort",
@@ -154,7 +218,10 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["migrate-postcopy", "live-migration-force-complete"],
         "switch",
     ),
-    (&["live-migration", "send", "move"], "migrate"),
+    (
+        &["live-migration", "remote-migrate", "send", "move"],
+        "migrate",
+    ),
     (&["incoming"], "receive"),
 ];
 
@@ -263,6 +330,9 @@ mod tests {
             ),
             ("--abort-on-error", "an error before the handover"),
             ("--force", "if there is one"),
+            ("--xml", "'hikkoshi receive --connect URI'"),
+            ("--force-complete", "'hikkoshi switch'"),
+            ("--abort", "'hikkoshi cancel'"),
         ] {
             assert!(answer(option).unwrap().contains(says), "{option}");
         }

@@ -31,13 +31,14 @@ pub(crate) struct JournaledOptions {
 
     /// How long to try to reconnect if links are lost after the handover
     ///
-    /// Such as 0, 90s, 15m or 2h. Only time without links counts, and time with links is
-    /// subtracted from it. After that the command ends; --resume resumes the migration.
+    /// Such as 0, 90s, 15m or 2h; none: no limit. Only time without links counts, and time
+    /// with links is subtracted from it. After that the command ends; --resume resumes the
+    /// migration.
     /// [default: 15m if the migration ends in post-copy, otherwise 0]
     #[arg(verbatim_doc_comment,
         long,
         value_name = "DURATION",
-        value_parser = durations::parse,
+        value_parser = durations::parse_retry,
         help_heading = RECOVERY
     )]
     pub retry_for: Option<Duration>,

@@ -102,8 +102,7 @@ fn answer(unknown: &str, command: &Command) -> Option<Answer> {
     if let Some(rest) = unknown.strip_prefix('-')
         && rest.starts_with(|first: char| first.is_ascii_digit() || first == '.')
     {
-        let tip = "no value is negative; 'none' is no limit for --bandwidth, --max-downtime, \
-                   --max-rounds and --collapse";
+        let tip = "no value is negative; where a limit can be left out, its value is 'none'";
         return Some(Answer::Tip(tip.to_owned()));
     }
     if unknown.starts_with('-') {
@@ -290,7 +289,7 @@ mod tests {
         ] {
             let tip = message(words);
             assert!(tip.contains("no value is negative"), "{tip}");
-            assert!(tip.contains("for --bandwidth, --max-downtime, "), "{tip}");
+            assert!(tip.contains("its value is 'none'"), "{tip}");
         }
         // These say so themselves.
         for words in [

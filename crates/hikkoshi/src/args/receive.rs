@@ -114,7 +114,15 @@ pub(crate) struct Receive {
     pub daemon: bool,
 
     /// With --daemon: how many guests may be received or awaited at a time [default: 64]
-    #[arg(long, value_name = "N", requires = "daemon", help_heading = CONNECTION)]
+    ///
+    /// none: 65535. Each needs 2 open files.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "N",
+        value_parser = parse_max_guests,
+        requires = "daemon",
+        help_heading = CONNECTION
+    )]
     pub max_guests: Option<u16>,
 
     /// Address to put into the invitation instead of the one listened on
@@ -183,10 +191,11 @@ pub(crate) struct Receive {
 
     /// With --admit: how many guests of one certificate may be received or awaited at a time
     ///
-    /// [default: half of --max-guests]
+    /// none: as many as --max-guests. [default: half of --max-guests]
     #[arg(verbatim_doc_comment,
         long,
         value_name = "N",
+        value_parser = parse_max_guests,
         requires = "admit",
         help_heading = SECURITY
     )]
@@ -252,6 +261,19 @@ pub(crate) struct ReceiveOptions {
 
     #[command(flatten)]
     pub latency: LatencyOptions,
+}
+
+/// Parses a number of guests, or `none`: the most that can be set.
+fn parse_max_guests(text: &str) -> Result<u16, String> {
+    match text {
+        "none" => Ok(u16::MAX),
+        number => number.parse().map_err(|_| {
+            format!(
+                "'{text}' is not a number of guests up to {}, or none",
+                u16::MAX
+            )
+        }),
+    }
 }
 
 /// Parses a rate, or `none`: no limit.
@@ -348,6 +370,18 @@ mod tests {
             |more: &str| receive(&format!("--listen unix:/s --qmp /q {more}")).overcommit();
         assert_eq!(overcommit(""), Overcommit::Refuse);
         assert_eq!(overcommit("--allow-overcommit"), Overcommit::Allow);
+    }
+
+    #[test]
+    fn a_daemon_can_have_as_many_guests_as_can_be_counted() {
+        for (text, guests) in [
+            ("1", Some(1)),
+            ("none", Some(u16::MAX)),
+            ("65536", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_max_guests(text).ok(), guests, "{text:?}");
+        }
     }
 
     #[test]
