@@ -60,7 +60,7 @@ impl Inspection {
                 let shortage = ram.shortage.take().map(RamError::FreeSpace);
                 self.obstacles.extend(shortage.map(Into::into));
                 if side == Side::Destination {
-                    let in_use = ram::sharing::check(&process, &ram.memory);
+                    let in_use = ram::sharing::check(&process, &ram.memory, &mut ram.warnings);
                     self.obstacles.extend(in_use.into_iter().map(Into::into));
                 }
                 if side == Side::Source {

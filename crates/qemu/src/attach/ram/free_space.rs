@@ -203,10 +203,12 @@ struct Needs {
 }
 
 /// Checks all blocks of `process` together: several may be on one file system. `reserved` says
-/// which of them have reserved their huge pages.
+/// which of them have reserved their huge pages. Adds to `warnings`, for people, what is not a reason
+/// to refuse the guest.
 pub(crate) fn check<'a>(
     process: &Process,
     blocks: impl Iterator<Item = (&'a RamBlockInfo, &'a BlockMemory, bool)>,
+    warnings: &mut Vec<String>,
 ) -> Result<(), FreeSpaceError> {
     let mut needs = Needs::default();
     for (block, memory, reserved) in blocks {
@@ -227,12 +229,14 @@ pub(crate) fn check<'a>(
     }
     let available = memory_available(process).map_err(FreeSpaceError::Available)?;
     if available.is_any_unseen {
-        tracing::warn!(
-            pid = process.pid(),
-            "a cgroup of QEMU is not mounted here: limits of its memory are not compared"
-        );
+        warnings.push(format!(
+            "a cgroup of QEMU's process {} is not mounted here: limits of its memory are not \
+             compared",
+            process.pid()
+        ));
     }
-    needs.check_memory(&available, own_bytes(process))
+    warnings.extend(needs.check_memory(&available, own_bytes(process))?);
+    Ok(())
 }
 
 /// What this QEMU will need itself.
@@ -350,7 +354,11 @@ impl Needs {
         Ok(())
     }
 
-    fn check_memory(&self, available: &AvailableMemory, own: u64) -> Result<(), FreeSpaceError> {
+    fn check_memory(
+        &self,
+        available: &AvailableMemory,
+        own: u64,
+    ) -> Result<Option<String>, FreeSpaceError> {
         let ids = || match self.memory.ids() {
             // QEMU's own needs are still to come.
             ids if ids.is_empty() => "(all of it is allocated, or in huge pages)".to_owned(),
@@ -372,8 +380,9 @@ impl Needs {
                 limit: limit.clone(),
             });
         }
-        if let Some(limit) = available.throttled.as_ref().filter(exceeded) {
-            tracing::warn!(
+        let throttled = available.throttled.as_ref().filter(exceeded);
+        Ok(throttled.map(|limit| {
+            format!(
                 "the guest's memory {} needs {} MiB more, with what QEMU itself needs: the kernel will \
                  slow QEMU down, because its cgroup {} can have {} MiB before that (raise {})",
                 ids(),
@@ -381,9 +390,8 @@ impl Needs {
                 limit.cgroup.display(),
                 limit.available / MIB,
                 limit.file
-            );
-        }
-        Ok(())
+            )
+        }))
     }
 }
 
@@ -455,7 +463,11 @@ mod tests {
             is_any_unseen: false,
         };
         let check = |available| needs.check_memory(&available, OWN_BYTES_KVM);
-        check(available(whole, None)).unwrap();
+        let warned = check(available(whole, None)).unwrap().unwrap();
+        assert!(
+            warned.ends_with("can have 10 MiB before that (raise memory.high)"),
+            "{warned}"
+        );
         check(available(whole, Some(whole))).unwrap();
         let text = |available| check(available).unwrap_err().to_string();
         assert_eq!(

@@ -78,16 +78,19 @@ pub(crate) fn find(
     access: FileAccess,
 ) -> Result<Ram, RamErrors> {
     let found = find_blocks(client, process, access)?;
-    let mut shortage = None;
+    let (mut shortage, mut warnings) = (None, Vec::new());
     if access == FileAccess::Write {
         let all = found.iter();
         let blocks = all.map(|found| (&found.block, &found.memory, found.reserved));
-        shortage = free_space::check(process, blocks).err();
+        shortage = free_space::check(process, blocks, &mut warnings).err();
     }
-    Ok(arrange(found, shortage)?)
+    Ok(Ram {
+        shortage,
+        ..arrange(found, warnings)?
+    })
 }
 
-fn arrange(mut found: Vec<Found>, shortage: Option<FreeSpaceError>) -> Result<Ram, RamError> {
+fn arrange(mut found: Vec<Found>, mut warnings: Vec<String>) -> Result<Ram, RamError> {
     // The same order on both sides, independent of the order of the options. A device's
     // memory has no guest address before the guest has configured it.
     found.sort_by_key(|found| {
@@ -97,7 +100,6 @@ fn arrange(mut found: Vec<Found>, shortage: Option<FreeSpaceError>) -> Result<Ra
     let mut blocks = Vec::with_capacity(found.len());
     let mut backings = Vec::with_capacity(found.len());
     let mut addresses = Vec::with_capacity(found.len());
-    let mut warnings = Vec::new();
     for found in found {
         warnings.extend(found.memory.exposed);
         blocks.push(RamBlock {
@@ -116,7 +118,7 @@ fn arrange(mut found: Vec<Found>, shortage: Option<FreeSpaceError>) -> Result<Ra
         memory,
         addresses,
         warnings,
-        shortage,
+        shortage: None,
     })
 }
 

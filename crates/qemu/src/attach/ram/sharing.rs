@@ -12,8 +12,13 @@ use hikkoshi_memory::GuestRam;
 use super::RamError;
 use crate::attach::exclusive_access;
 
-/// Shared files of `memory` that other processes than `process` have mapped.
-pub(crate) fn check(process: &Process, memory: &GuestRam) -> Vec<RamError> {
+/// Shared files of `memory` that other processes than `process` have mapped. Adds to `warnings`, for
+/// people, what could not be found out.
+pub(crate) fn check(
+    process: &Process,
+    memory: &GuestRam,
+    warnings: &mut Vec<String>,
+) -> Vec<RamError> {
     let mut found = Vec::new();
     for ((block, _), backing) in memory.layout().blocks().zip(memory.backings()) {
         let Some(file) = backing.file().map(hikkoshi_memory::RamFile::file) else {
@@ -34,11 +39,11 @@ pub(crate) fn check(process: &Process, memory: &GuestRam) -> Vec<RamError> {
                 });
             }
             Err(error) => {
-                tracing::warn!(
-                    block = block.id,
-                    error = %Report::new(&error),
-                    "looking for other processes that use the guest's memory"
-                );
+                warnings.push(format!(
+                    "looking for other processes that use the guest's memory \"{}\": {}",
+                    block.id,
+                    Report::new(&error)
+                ));
             }
         }
     }

@@ -124,7 +124,8 @@ fn attach(
     }
     // libvirt reserves no memory beforehand, except with preallocation, which has allocated it.
     let blocks = found.iter().map(|(info, memory)| (info, memory, false));
-    if let Err(shortage) = free_space::check(&process, blocks)
+    let mut warnings = Vec::new();
+    if let Err(shortage) = free_space::check(&process, blocks, &mut warnings)
         && !(overcommit == Overcommit::Allow && shortage.is_overcommit())
     {
         return Err(RamError::FreeSpace(shortage).into());
@@ -135,10 +136,11 @@ fn attach(
         .map(|(_, memory)| memory.backing)
         .collect();
     let ram = GuestRam::new(layout, backings).ok_or(RamError::None)?;
-    let in_use: Vec<_> = sharing::check(&process, &ram)
-        .into_iter()
-        .map(Into::into)
-        .collect();
+    let in_use = sharing::check(&process, &ram, &mut warnings).into_iter();
+    let in_use: Vec<_> = in_use.map(Into::into).collect();
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
     if !in_use.is_empty() {
         return Err(AttachError::of(in_use));
     }
