@@ -4,10 +4,12 @@
 // Helpers outside the test function: their failure is the message too.
 #![allow(clippy::unwrap_used)]
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 /// A kept journal, with these fields instead of its own, of a QEMU process that has exited.
@@ -127,6 +129,35 @@ fn certificates_are_not_read() {
     // The furthest that it can get without a QEMU.
     assert_eq!(status, Some(3), "{said}");
     assert!(said.contains("the source's QEMU has ended"), "{said}");
+}
+
+/// A daemon resumes a migration so: the lock is held all the time.
+#[test]
+fn a_lock_that_is_standard_input_is_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = json!({
+        "id": "0".repeat(32), "stage": "complete", "mode": "hybrid", "postcopy": true,
+        "running": true, "started": true, "links": 1,
+    });
+    let path = journal(folder.path(), "destination", &json!({ "engine": engine }));
+    let lock = File::create(path.with_extension("lock")).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let run = |stdin: Stdio| {
+        let output = Command::new(env!("CARGO_BIN_EXE_hikkoshi"))
+            .args(["receive", "--give-up", "--other-side-is-lost"])
+            .arg(format!("--resume={}", path.display()))
+            .stdin(stdin)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    let (status, said) = run(Stdio::null());
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("another hikkoshi is working"), "{said}");
+    let (status, said) = run(lock.try_clone().unwrap().into());
+    assert_eq!(status, Some(0), "{said}");
+    assert!(!path.exists(), "nothing is left to resume");
 }
 
 /// How a command ended that could not resume: the end that programs get.

@@ -2,6 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -82,6 +83,15 @@ impl JournalFile {
         let path = absolute(path);
         let lock = JournalLock::try_acquire(&path)?;
         Ok(lock.map(|lock| Self { path, lock }))
+    }
+
+    /// The standard input of a process that works with the journal from now on: no other one gets
+    /// the lock in between.
+    ///
+    /// # Errors
+    /// When this process has too many open files.
+    pub(crate) fn lock_to_pass_on(&self) -> io::Result<OwnedFd> {
+        self.lock.to_pass_on()
     }
 
     /// Records who holds the lock, for waiting processes.

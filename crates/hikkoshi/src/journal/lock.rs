@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,6 +25,12 @@ const GUARD: &str = "guard";
 
 /// The time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The same while a process only looks whether the lock is held, which it does for microseconds.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How often to try again because of such processes.
+const LOOKS: u32 = 50;
 
 /// The process that holds a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,21 +74,35 @@ impl JournalLock {
     /// `None` while another process holds it.
     pub(super) fn try_acquire(journal: &Path) -> io::Result<Option<Self>> {
         let path = path_of(journal);
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-            .open(&path)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let file = match inherited(&path) {
+            Some(file) => file,
+            None => OpenOptions::new()
+                .create(true)
+                .append(true)
+                .mode(0o600)
+                .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+                .open(&path)?,
+        };
+        let mut looks = 0;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if looks < LOOKS && !is_exclusive(&file)? => looks += 1,
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            std::thread::sleep(LOOK_INTERVAL);
         }
         // The previous holder may have removed the file. Another process then creates and locks a
         // new one, so that this lock protects nothing.
         let lock = Self { file, path };
         Ok(lock.is_in_place()?.then_some(lock))
+    }
+
+    /// A descriptor for the standard input of a process that works with the journal from now on: it
+    /// holds the lock, too, and takes it over ([`inherited`]).
+    pub(super) fn to_pass_on(&self) -> io::Result<OwnedFd> {
+        Ok(self.file.try_clone()?.into())
     }
 
     /// Records who holds the lock, for waiting processes.
@@ -113,16 +134,35 @@ impl JournalLock {
     }
 }
 
-/// Whether a process works with `journal`. Takes the lock for a moment, which a process that wants
-/// it waits for; makes no lock file.
+/// The lock file at `path`, if it is this process's standard input: the process that has started
+/// this one has passed its lock on.
+fn inherited(path: &Path) -> Option<File> {
+    let given = File::from(io::stdin().as_fd().try_clone_to_owned().ok()?);
+    let (ours, there) = (
+        given.metadata().ok()?,
+        std::fs::symlink_metadata(path).ok()?,
+    );
+    ((ours.dev(), ours.ino()) == (there.dev(), there.ino())).then_some(given)
+}
+
+/// Whether a process works with `journal`. Makes no lock file.
 pub(crate) fn is_held(journal: &Path) -> io::Result<bool> {
     let file = match permissions::open(&path_of(journal)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(false),
+    is_exclusive(&file)
+}
+
+/// Whether a process works with the journal of this lock file, which has it exclusively. Others that
+/// look do so by a shared lock, so that a process which wants it can tell them apart.
+fn is_exclusive(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            flock(file, FlockOperation::Unlock)?;
+            Ok(false)
+        }
         Err(Errno::WOULDBLOCK) => Ok(true),
         Err(error) => Err(error.into()),
     }
@@ -141,5 +181,31 @@ fn timeout(journal: &Path) -> Duration {
     match text {
         Ok(text) if text == GUARD.as_bytes() => GUARD_TIMEOUT,
         _ => ENGINE_TIMEOUT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `status --watch` does each second.
+    #[test]
+    fn a_process_that_looks_keeps_no_other_from_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("journal.json");
+        drop(JournalLock::try_acquire(&journal).unwrap().unwrap());
+        let looking = File::open(path_of(&journal)).unwrap();
+        flock(&looking, FlockOperation::LockShared).unwrap();
+        let looks = std::thread::spawn(move || {
+            std::thread::sleep(5 * LOOK_INTERVAL);
+            drop(looking);
+        });
+        let lock = JournalLock::try_acquire(&journal).unwrap();
+        looks.join().unwrap();
+        assert!(lock.is_some());
+        assert!(is_held(&journal).unwrap());
+        assert!(JournalLock::try_acquire(&journal).unwrap().is_none());
+        drop(lock);
+        assert!(!is_held(&journal).unwrap());
     }
 }

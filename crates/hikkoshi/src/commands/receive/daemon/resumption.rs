@@ -174,10 +174,10 @@ impl Children {
             if self.state().running.contains_key(&journal.guest) {
                 continue;
             }
-            match JournalFile::try_lock(&journal.path) {
+            let file = match JournalFile::try_lock(&journal.path) {
                 // Its receiver has finished the migration since the journals were listed.
                 Ok(Some(file)) if !file.is_there() => continue,
-                Ok(Some(file)) => drop(file),
+                Ok(Some(file)) => file,
                 // Another process works with it: a receiver of an earlier daemon.
                 Ok(None) => {
                     self.state().pauses.forget(&journal.path);
@@ -188,15 +188,17 @@ impl Children {
                     tracing::warn!(%error, "looking for a migration to resume");
                     continue;
                 }
-            }
+            };
             let due = self.state().pauses.is_over(&journal.path, Instant::now());
             if due {
-                self.resume(journal);
+                self.resume(journal, &file);
             }
         }
     }
 
-    fn resume(&self, journal: &GuestJournal) {
+    /// Starts a receiver, which gets the lock of its journal: another one may not finish the
+    /// migration in between, whose result this one would overwrite.
+    fn resume(&self, journal: &GuestJournal, file: &JournalFile) {
         let name = &journal.guest;
         // It may have been removed.
         if let Some(route) = journal.route
@@ -211,7 +213,12 @@ impl Children {
         let mut resume = OsString::from("--resume=");
         resume.push(&journal.path);
         let mut command = self.command(name);
-        match command.arg(resume).stdout(Stdio::null()).spawn() {
+        command.arg(resume).stdout(Stdio::null());
+        let started = file.lock_to_pass_on().and_then(|lock| {
+            command.stdin(lock);
+            command.spawn()
+        });
+        match started {
             Ok(child) => {
                 streams::notice(&format!("guest {name}: resuming its migration"));
                 let process = self.note(name, &child);
