@@ -1,5 +1,6 @@
 //! The call by which libvirt restores a domain from a pipe. It returns when the guest runs.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread;
@@ -221,6 +222,10 @@ impl MachineOwner for Restore {
 
     fn cards(&self) -> Vec<OwnedCard> {
         cards(&self.questions, &self.resumed.uuid)
+    }
+
+    fn log(&self) -> Option<File> {
+        process::log(&self.resumed.uri, &self.name)
     }
 
     fn check_answers(&mut self) -> Result<(), String> {

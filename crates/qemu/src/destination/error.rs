@@ -252,13 +252,18 @@ const OTHER_MACHINE: [&str; 10] = [
 impl LoadError {
     /// The error without QEMU's reasons, which may name files of this host. `None`: it is without.
     pub(super) fn without_reasons(&self) -> Option<String> {
-        let Self::Refused {
-            tpm,
-            error,
-            written,
-        } = self
-        else {
-            return None;
+        let why = ": the messages of 'hikkoshi receive' say why";
+        let (tpm, error, written) = match self {
+            Self::Refused {
+                tpm,
+                error,
+                written,
+            } => (tpm, error, written),
+            Self::Piped(error) => {
+                let bare = error.without_written();
+                return bare.map(|error| format!("{error}{why}"));
+            }
+            _ => return None,
         };
         let reason = error.as_deref().and_then(reason);
         if written.is_none() && reason.is_none() {
@@ -271,7 +276,6 @@ impl LoadError {
                 .trim_end_matches(": "),
             None => error,
         });
-        let why = ": the messages of 'hikkoshi receive' say why";
         let texts = [error.as_deref(), written.as_deref()];
         Some(refused(bare, texts, *tpm, why))
     }
@@ -394,6 +398,30 @@ mod tests {
              with the same options as at the source)"
         );
         assert_eq!(refused(None).without_reasons(), None);
+        let part = "the device state";
+        let piped = |written: Option<&str>| {
+            let error = PipedError::Ended { part };
+            LoadError::from(error.with(written.map(str::to_owned)))
+        };
+        let with = piped(Some("/secret/disk does not match"));
+        assert_eq!(
+            with.to_string(),
+            "loading the device state: QEMU has ended (its log at the destination may say more). \
+             QEMU wrote: /secret/disk does not match"
+        );
+        let without = with.without_reasons().unwrap();
+        assert!(
+            without.ends_with("the messages of 'hikkoshi receive' say why"),
+            "{without}"
+        );
+        assert!(!without.contains("secret"), "{without}");
+        assert_eq!(piped(None).without_reasons(), None);
+        // libvirt's error may have it.
+        let said = PipedError::Owner {
+            what: "libvirt: QEMU has ended: 'x' 0. Make sure".to_owned(),
+        };
+        let said = LoadError::from(said.with(Some("'x' 0. Make sure".to_owned())));
+        assert_eq!(said.without_reasons(), None);
     }
 
     #[test]

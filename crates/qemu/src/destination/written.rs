@@ -1,13 +1,16 @@
 //! What QEMU writes to its standard error while it loads a guest.
 //!
 //! QMP says only that a load has failed. Which device does not fit is in a line on standard error.
-//! If that is a file, as for a QEMU that was started from a template, it can be read. It is shown
-//! here, and not sent to the source: it may name files of this host.
+//! If that is a file, as for a QEMU that was started from a template, it can be read; and a
+//! machine's owner may keep it in a log. It is shown here, and not sent to the source: it may name
+//! files of this host.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hikkoshi_linux::Process;
 use hikkoshi_wire::text::one_line;
@@ -18,7 +21,13 @@ const MAX_READ: usize = 4096;
 /// The most characters that are shown.
 const MAX_SHOWN: usize = 300;
 
-/// The file that is QEMU's standard error, from its present end on.
+/// How long the program that writes a machine's log may lag behind.
+const LAG: Duration = Duration::from_millis(500);
+
+/// The time between two looks.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The file that has QEMU's standard error, from its present end on.
 #[derive(Debug)]
 pub(super) struct Written {
     file: File,
@@ -34,8 +43,25 @@ impl Written {
         let file = opened
             .inspect_err(|error| tracing::debug!(%error, "QEMU's standard error is not read"))
             .ok()?;
-        let from = file.metadata().ok()?.len();
-        Some(Self { file, from })
+        Self::from_end_of(file)
+    }
+
+    /// The log that a machine's owner keeps.
+    pub(super) fn from_end_of(log: File) -> Option<Self> {
+        let from = log.metadata().ok()?.len();
+        Some(Self { file: log, from })
+    }
+
+    /// The text that is written soon, after QEMU has ended.
+    pub(super) fn text_soon(&self) -> Option<String> {
+        let until = Instant::now() + LAG;
+        loop {
+            let text = self.text();
+            if text.is_some() || Instant::now() > until {
+                return text;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
     }
 
     /// What was written since, in one line. `None`: nothing.

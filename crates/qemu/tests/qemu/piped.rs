@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamWriter;
@@ -383,7 +384,12 @@ fn a_bad_device_state_is_an_error() {
         let footer = state.len() - stream::tail().len() - 5;
         assert_eq!(state[footer], 0x7e);
         state[footer] = 0;
-        destination.load_device_state(state).unwrap_err();
+        let error = destination.load_device_state(state).unwrap_err();
+        let said = Report::new(&error).to_string();
+        let part = "loading the device state: QEMU has ended";
+        assert!(said.contains(part), "{said}");
+        assert!(said.contains(". QEMU wrote: "), "{said}");
+        assert!(said.contains("footer"), "{said}");
         destination.release().unwrap();
         to.qemu.wait();
         source.resume().unwrap();

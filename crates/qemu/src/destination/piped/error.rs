@@ -2,6 +2,7 @@
 
 use std::io;
 
+use error_reporter::Report;
 use hikkoshi_linux::ReopenError;
 use rustix::io::Errno;
 use thiserror::Error;
@@ -11,6 +12,27 @@ use crate::attach::process::ProcessError;
 use crate::stream::StreamError;
 
 impl PipedError {
+    /// The error with what QEMU has written, unless it says that already.
+    pub(in crate::destination) fn with(self, written: Option<String>) -> Self {
+        let said = Report::new(&self).to_string();
+        let first = |written: &String| written.chars().take(FIRST).collect::<String>();
+        match written {
+            Some(written) if !said.contains(&first(&written)) => Self::Written {
+                error: Box::new(self),
+                written,
+            },
+            _ => self,
+        }
+    }
+
+    /// The error without what QEMU has written. `None`: it is without.
+    pub(in crate::destination) fn without_written(&self) -> Option<String> {
+        match self {
+            Self::Written { error, .. } => Some(Report::new(&**error).to_string()),
+            _ => None,
+        }
+    }
+
     /// Whether the process has executed another program meanwhile, so that the memory which was
     /// being read is gone (`ESRCH`): a script that executes QEMU.
     pub(super) fn is_of_earlier_program(&self) -> bool {
@@ -20,6 +42,9 @@ impl PipedError {
         Errno::from_io_error(source) == Some(Errno::SRCH)
     }
 }
+
+/// The characters of what QEMU has written that show whether an error has it: libvirt's may.
+const FIRST: usize = 60;
 
 /// QEMU did not load its incoming stream.
 #[derive(Debug, Error)]
@@ -47,10 +72,18 @@ pub enum PipedError {
         running: bool,
     },
     /// QEMU has ended.
-    #[error("loading {part}: QEMU has ended; its log at the destination says why")]
+    #[error("loading {part}: QEMU has ended (its log at the destination may say more)")]
     Ended {
         /// What was being loaded.
         part: &'static str,
+    },
+    /// It has written why. The peer is not sent it.
+    #[error("{}. QEMU wrote: {written}", Report::new(&**error))]
+    Written {
+        /// What went wrong.
+        error: Box<PipedError>,
+        /// What it wrote.
+        written: String,
     },
     /// The move was cancelled.
     #[error("loading {part}: cancelled")]

@@ -21,6 +21,7 @@ mod loaded;
 mod marks;
 mod pipe;
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +37,7 @@ pub use self::error::PipedError;
 pub use self::loaded::{HasRunError, LoadedGuest};
 pub use self::pipe::StreamPipe;
 use super::error::LOAD_TIMEOUT;
+use super::written::Written;
 use crate::stream::{self, StreamBlock, StreamError};
 
 /// How long QEMU may take to load the beginning of the stream, which it does within milliseconds.
@@ -73,6 +75,12 @@ pub trait MachineOwner: std::fmt::Debug + Send {
 
     /// The machine's network cards.
     fn cards(&self) -> Vec<OwnedCard>;
+
+    /// The file in which it keeps what QEMU writes to its standard error. `None`: there is none, or
+    /// it cannot be read.
+    fn log(&self) -> Option<File> {
+        None
+    }
 
     /// Checks that it answers, before the stream is ended: afterwards only it can run the guest,
     /// which is paused on both sides. Does not wait for long.
@@ -213,8 +221,24 @@ impl PipedStream {
         }
     }
 
-    /// Lets QEMU load a stream that [`stream::whole`] has made, but for its end.
+    /// Lets QEMU load a stream that [`stream::whole`] has made, but for its end. An error has what
+    /// QEMU wrote meanwhile.
     pub(super) fn load(
+        &mut self,
+        state: &[u8],
+        description: &GuestDescription,
+        cancel: &CancelFlag,
+    ) -> Result<(), PipedError> {
+        let log = self.owner.log().and_then(Written::from_end_of);
+        let written = log.or_else(|| Written::from_now_on(&self.process));
+        self.load_all(state, description, cancel)
+            .map_err(|error| match self.process.is_alive() {
+                true => error,
+                false => error.with(written.and_then(|written| written.text_soon())),
+            })
+    }
+
+    fn load_all(
         &mut self,
         state: &[u8],
         description: &GuestDescription,
