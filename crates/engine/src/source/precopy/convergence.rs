@@ -126,8 +126,8 @@ impl Convergence {
             && !(round < options.max_rounds && self.worth_another_round(dirty, before, drain))
     }
 
-    /// Whether so many pages can be sent within the downtime. The pause takes a
-    /// `drain` of it.
+    /// Whether so many pages can be sent within the downtime. The pause takes a `drain` of it, or
+    /// another time until they are sent.
     #[allow(clippy::cast_precision_loss)]
     pub fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
         let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);

@@ -61,6 +61,8 @@ pub(crate) struct Precopy {
     convergence: Convergence,
     /// The pages that were dirty after the last round.
     dirty: u64,
+    /// For how long the paused guest waits until the log is read, as last measured.
+    reading: Duration,
     /// That it does not converge was reported.
     warned: bool,
     /// What the last round has not sent.
@@ -98,6 +100,7 @@ impl Precopy {
             rounds: 0,
             convergence: Convergence::default(),
             dirty: shared.ram.layout().pages(),
+            reading: Duration::ZERO,
             warned: false,
             rest: RoundRest::default(),
         }
@@ -229,6 +232,10 @@ impl Precopy {
     ///
     /// A guest that is drained with each round does not get that part of the round: its pages are
     /// only counted.
+    ///
+    /// Each time the log is read twice while the guest runs: it is taken, and then counted. A pass
+    /// over the page tables of 16 GiB takes some 20 ms (`docs/dirty-logging.md`); up to four threads
+    /// share it. The paused guest waits for two such passes, which therefore count here.
     pub(crate) fn begin_last_round(
         &mut self,
         guest: &dyn SourceGuest,
@@ -242,9 +249,11 @@ impl Precopy {
                 self.convergence
                     .measure(self.sent() - sent, begun.elapsed());
             }
+            let begun = Instant::now();
             self.dirty = self.dirty_runs()?.iter().map(|run| run.len()).sum();
+            self.reading = 2 * begun.elapsed();
             let limit = self.shared.control.max_downtime();
-            if self.convergence.fits(self.dirty, limit, Duration::ZERO) {
+            if self.convergence.fits(self.dirty, limit, self.reading) {
                 return Ok(true);
             }
             if is_drained {
@@ -272,7 +281,7 @@ impl Precopy {
             return Ok(Some(result));
         }
         self.convergence.leaves(self.dirty);
-        self.check_rounds(options, Duration::ZERO)?;
+        self.check_rounds(options, self.reading)?;
         Ok(None)
     }
 
