@@ -33,6 +33,14 @@ hikkoshi.format = (() => {
     return `${unit === 0 || Number.isInteger(value) ? digits(value, 0) : three(value)} ${BYTES[unit]}`;
   };
 
+  /** Bytes per second, always in MiB/s: one place, or as many as two digits need. */
+  const rate = (value) => {
+    if (!known(value)) return NONE;
+    const mib = value / 2 ** 20;
+    if (mib <= 0 || mib >= 0.095) return `${mib.toFixed(1)} MiB/s`;
+    return `${mib.toFixed(Math.min(2 - Math.ceil(Math.log10(mib)), 8))} MiB/s`;
+  };
+
   /** An address or a length without rounding: `1,664 MiB`. */
   const exactBytes = (value) => {
     let unit = 0;
@@ -91,8 +99,7 @@ hikkoshi.format = (() => {
     clock,
     share,
     number: (value) => (known(value) ? three(value) : NONE),
-    /** Bytes per second. */
-    rate: (value) => (known(value) ? `${bytes(value)}/s` : NONE),
+    rate,
     /** µs, as the shortest text. */
     micros: (value) => (known(value) ? (value < 1000 ? `${three(value)} µs` : duration(value / 1000)) : NONE),
     /** How long the migration still takes, with its uncertainty. */
