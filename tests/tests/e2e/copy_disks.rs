@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::copy_disks_images::run;
 use crate::dashboard::run_folder;
@@ -211,6 +212,64 @@ fn writes_of_the_guest_do_not_wait_for_the_limit_of_the_bandwidth() {
         let same = from.image().has_content_of(to.image()).unwrap();
         assert!(same, "the disks differ at the switch");
         migration.relay().release();
+        let (exits, finished) = migration.wait();
+        guest.complete_migration(&exits, finished, "running");
+        guest.set_config(there);
+    }
+}
+
+/// Prints what QEMU measures of the guest's writes, until then or for 10 s.
+#[allow(clippy::cast_precision_loss)] // for people
+fn measure_writes(vm: &Vm, what: &str, until: &dyn Fn(&Vm) -> bool) {
+    const BOUNDS_MS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 500, 2000];
+    let query = |command, arguments| vm.qmp().execute(command, arguments).unwrap();
+    let device = query("query-block", json!({}))[0]["qdev"].clone();
+    let bounds = BOUNDS_MS.map(|ms| ms * 1_000_000);
+    let histogram = json!({ "id": device, "boundaries-write": bounds });
+    query("block-latency-histogram-set", histogram);
+    let stats = || query("query-blockstats", json!({}))[0]["stats"].clone();
+    let (before, begun) = (stats(), Instant::now());
+    while !until(vm) && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (after, took) = (stats(), begun.elapsed());
+    let of = |name: &str| after[name].as_u64().unwrap() - before[name].as_u64().unwrap();
+    let writes = of("wr_operations");
+    println!(
+        "{what}: {writes} writes in {took:.1?}, mean {:.2} ms, up to {BOUNDS_MS:?} ms: {}",
+        of("wr_total_time_ns") as f64 / 1e6 / writes.max(1) as f64,
+        after["wr_latency_histogram"]["bins"]
+    );
+}
+
+#[test]
+#[ignore = "prints what docs/copying-disks.md shows"]
+fn what_a_write_of_the_guest_takes_while_its_disk_is_copied() {
+    let content = DiskContent::Blocks { mib: 192 };
+    for limit in ["none", "10MiB", "1MiB"] {
+        let env = TestEnv::new();
+        let folder = run_folder(&env);
+        let image = DiskImage::new(env.lab(), &next_name(), DiskFormat::Raw, content).unwrap();
+        let from = Disk::new(image);
+        let there = guest_with(&blank_disk_of(&env, None, DiskFormat::Raw, 192));
+        let mut guest = Guest::boot(&env, guest_with(&from));
+        measure_writes(guest.vm(), "not copied", &|_| false);
+        let plan = MigrationPlan::new("hybrid")
+            .migrate_args(&["--copy-disks", "--bandwidth", limit])
+            .journals_at(&folder, &folder)
+            .destination_config(there.clone());
+        let migration = guest.start_migration(&plan);
+        let status = |vm: &Vm| {
+            let jobs = vm.qmp().execute("query-block-jobs", json!({})).unwrap();
+            jobs[0]["status"].clone()
+        };
+        eventually("the copy to begin", || match status(guest.vm()) {
+            running if running == "running" => Ok(()),
+            other => Err(other.to_string()),
+        });
+        let what = format!("copied, limit {limit}");
+        measure_writes(guest.vm(), &what, &|vm| status(vm) != "running");
+        run(&folder, &["set", "--bandwidth", "none"]);
         let (exits, finished) = migration.wait();
         guest.complete_migration(&exits, finished, "running");
         guest.set_config(there);
