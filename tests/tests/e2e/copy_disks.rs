@@ -9,7 +9,7 @@ use hikkoshi_lab::{
 };
 use hikkoshi_tests::{
     Breakpoint, Exits, FinishedMigration, Guest, MessageKind, MigrationPlan, Program, TestEnv,
-    Transport, eventually, hikkoshi,
+    Transport, eventually, hikkoshi, log,
 };
 use serde_json::json;
 use std::path::Path;
@@ -235,11 +235,11 @@ fn measure_writes(vm: &Vm, what: &str, until: &dyn Fn(&Vm) -> bool) {
     let (after, took) = (stats(), begun.elapsed());
     let of = |name: &str| after[name].as_u64().unwrap() - before[name].as_u64().unwrap();
     let writes = of("wr_operations");
-    println!(
+    log(format!(
         "{what}: {writes} writes in {took:.1?}, mean {:.2} ms, up to {BOUNDS_MS:?} ms: {}",
         of("wr_total_time_ns") as f64 / 1e6 / writes.max(1) as f64,
         after["wr_latency_histogram"]["bins"]
-    );
+    ));
 }
 
 #[test]
