@@ -31,8 +31,8 @@ impl Mount {
         Self::new(lab, name, "ramfs", "")
     }
 
-    /// Mounts a view of `folder` by FUSE, with these options of bindfs: a file system with device and
-    /// inode numbers of its own, as each host has that shares a folder.
+    /// Mounts a view of `folder` by FUSE, with these options of bindfs: a file system with device
+    /// and inode numbers of its own, as each host has that shares a folder.
     ///
     /// # Errors
     /// When bindfs is missing, or it cannot be mounted (that needs root).

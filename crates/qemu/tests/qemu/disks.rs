@@ -339,7 +339,8 @@ fn the_server_that_a_killed_engine_has_left_is_stopped() {
     });
 }
 
-/// Why a guest with this drive `a` is refused at a destination with that one, and what is warned of.
+/// Why a guest with this drive `a` is refused at a destination with that one, and what is warned
+/// of.
 fn compared(program: &Program, [here, there]: [&str; 2], shared: bool) -> [String; 2] {
     let device = "-device virtio-blk-pci,drive=a,id=vda";
     let source = Qemu::usual(program, &format!("{here} {device}"));

@@ -203,8 +203,8 @@ struct Needs {
 }
 
 /// Checks all blocks of `process` together: several may be on one file system. `reserved` says
-/// which of them have reserved their huge pages. Adds to `warnings`, for people, what is not a reason
-/// to refuse the guest.
+/// which of them have reserved their huge pages. Adds to `warnings`, for people, what is not a
+/// reason to refuse the guest.
 pub(crate) fn check<'a>(
     process: &Process,
     blocks: impl Iterator<Item = (&'a RamBlockInfo, &'a BlockMemory, bool)>,

@@ -12,8 +12,8 @@ use hikkoshi_memory::GuestRam;
 use super::RamError;
 use crate::attach::exclusive_access;
 
-/// Shared files of `memory` that other processes than `process` have mapped. Adds to `warnings`, for
-/// people, what could not be found out.
+/// Shared files of `memory` that other processes than `process` have mapped. Adds to `warnings`,
+/// for people, what could not be found out.
 pub(crate) fn check(
     process: &Process,
     memory: &GuestRam,
