@@ -1,9 +1,9 @@
 //! A QEMU of a version that is newer than all that hikkoshi was tested with.
 //!
 //! It is not refused as such. Unknown types are (`known_types.rs`), and so is a text of another
-//! form (`info network`, `info ramblock`, …). This file checks what else hikkoshi relies on and what
-//! can be found out while the guest runs: that QEMU has the commands, and that it drains.
-//! `docs/devices.md` has a table of all of it.
+//! form (`info network`, `info ramblock`, …). This file checks what else can be found out while the
+//! guest runs: that QEMU has the commands, and that it drains. `docs/devices.md` has a table of
+//! everything that hikkoshi relies on.
 
 use std::time::{Duration, Instant};
 
@@ -118,10 +118,10 @@ const SINK: &str = "hikkoshi-drain-to";
 /// How long to wait for the end of the job.
 const JOB_LIMIT: Duration = Duration::from_secs(10);
 
-/// Tries whether a command waits for a read in progress: that of a job of ours, from a block node of
-/// ours, which has no file and is slow (`null-co`). All commands are sent at once. The job, which
-/// reads once, has not ended when it is looked at right before the command, and has ended right
-/// after it.
+/// Tries whether a command waits for a read in progress: that of a job of ours, from a block node
+/// of ours, which has no file and is slow (`null-co`). All commands are sent at once. The job,
+/// which reads once, has not ended when it is looked at right before the command, and has ended
+/// right after it.
 ///
 /// The read is QEMU's own. That the drain waits for the guest's as well follows from QEMU's code:
 /// `bdrv_drain_all` counts the requests of all nodes.
