@@ -6,11 +6,12 @@
 //!
 //! Both hosts must not have the same folder. libvirt does not know that a domain which it restores
 //! is moved: it may write to the folder while the source's swtpm uses it, removes the folder when
-//! the domain cannot be restored, and removes it when the source's domain ends, if that is transient
-//! (`qemuExtTPMCleanupHost`). So it is not asked to restore such a domain.
+//! the domain cannot be restored, and removes it when the source's domain ends, if that is
+//! transient (`qemuExtTPMCleanupHost`). So it is not asked to restore such a domain.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hikkoshi_qemu::shared_file_system;
@@ -22,8 +23,8 @@ use super::persistent::daemon_process;
 use super::{IncomingError, SharedState};
 
 /// What swtpm locks while it uses the state, below the folder: by the version of the TPM, or if the
-/// description names the folder or a file.
-const LOCKS: [&str; 4] = ["tpm2/.lock", "tpm1.2/.lock", ".lock", ""];
+/// description names the folder.
+const LOCKS: [&str; 3] = ["tpm2/.lock", "tpm1.2/.lock", ".lock"];
 
 /// Checks that no other host uses the folders with the states of the domain's emulated TPMs.
 ///
@@ -53,7 +54,12 @@ pub(super) fn check(description: &str, name: &str, uuid: &str) -> Result<(), Inc
 /// Why this folder is used by another host, or may be. `None`: it is not, or does not exist.
 /// `daemon` is a process that has its file system mounted.
 fn why_shared(folder: &Path, daemon: u32) -> Option<SharedState> {
-    let opened = File::open(folder).ok()?;
+    // The source may have named anything, such as a pipe or a device.
+    let opened = File::options()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(folder)
+        .ok()?;
     if LOCKS.iter().any(|lock| is_locked(&folder.join(lock))) {
         return Some(SharedState::InUse);
     }
@@ -61,7 +67,10 @@ fn why_shared(folder: &Path, daemon: u32) -> Option<SharedState> {
 }
 
 fn is_locked(path: &Path) -> bool {
-    let file = File::options().write(true).open(path);
+    let file = File::options()
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(path);
     let locked = file.and_then(|file| {
         // Released when the file is closed.
         fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from)

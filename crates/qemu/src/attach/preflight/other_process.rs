@@ -65,8 +65,8 @@ fn at_socket(qemu: &Process, path: &str) -> Option<u32> {
             return u32::try_from(peer.pid.as_raw_nonzero().get()).ok();
         }
     }
-    // QEMU has connected to it. (The peer that the kernel names is the one that has begun to listen:
-    // for virtiofsd that is libvirt.)
+    // QEMU has connected to it. (The peer that the kernel names is the one that has begun to
+    // listen: for virtiofsd that is libvirt.)
     let entries = fs::read_dir("/proc").ok()?;
     let processes = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     processes.into_iter().find(|pid: &u32| {
