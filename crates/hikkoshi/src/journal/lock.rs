@@ -155,8 +155,8 @@ pub(crate) fn is_held(journal: &Path) -> io::Result<bool> {
     is_exclusive(&file)
 }
 
-/// Whether a process works with the journal of this lock file, which has it exclusively. Others that
-/// look do so by a shared lock, so that a process which wants it can tell them apart.
+/// Whether a process works with the journal of this lock file, which has it exclusively. Others
+/// that look do so by a shared lock, so that a process which wants it can tell them apart.
 fn is_exclusive(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {

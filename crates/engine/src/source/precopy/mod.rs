@@ -234,7 +234,7 @@ impl Precopy {
     /// only counted.
     ///
     /// Each time the log is read twice while the guest runs: it is taken, and then counted. A pass
-    /// over the page tables of 16 GiB takes some 20 ms (`docs/dirty-logging.md`); up to four threads
+    /// over the page tables of 16 GiB takes some 20 ms (docs/dirty-logging.md); up to four threads
     /// share it. The paused guest waits for two such passes, which therefore count here.
     pub(crate) fn begin_last_round(
         &mut self,
