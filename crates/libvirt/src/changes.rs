@@ -28,8 +28,11 @@ pub(crate) fn first(before: &str, now: &str) -> Option<String> {
     }
 }
 
-/// The elements, without what the guest changes, and without the security labels that libvirt makes
-/// itself: it lists more of them after its daemon was restarted.
+/// That there is no image below another one.
+const NO_BACKING: &str = "<backingStore/>";
+
+/// The elements, without what the guest changes, and without what libvirt adds itself after its
+/// daemon was restarted: more security labels, and that images have none below (12.9).
 fn elements(xml: &str) -> Vec<String> {
     let mut elements: Vec<String> = Vec::new();
     let mut depth = 2;
@@ -43,6 +46,9 @@ fn elements(xml: &str) -> Vec<String> {
             continue;
         }
         let line = line.trim();
+        if line == NO_BACKING {
+            continue;
+        }
         if indent == depth && !line.starts_with("</") {
             elements.push(String::new());
         }
@@ -125,6 +131,11 @@ mod tests {
             (
                 "</domain>",
                 "  <seclabel type='dynamic' model='dac' relabel='yes'/>\n</domain>",
+                None,
+            ),
+            (
+                "      <target dev='vda'",
+                "      <backingStore/>\n      <target dev='vda'",
                 None,
             ),
             // The guest does these itself.
