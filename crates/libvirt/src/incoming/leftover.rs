@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_qemu::StreamPipe;
@@ -36,6 +37,11 @@ pub(super) fn new_path(folder: &Path, uuid: &str) -> PathBuf {
     }
 }
 
+/// Where a pipe is while the one at `path` waits for the next program that opens it.
+pub(super) fn aside(path: &Path) -> PathBuf {
+    path.with_extension("opened.stream")
+}
+
 fn prefix(uuid: &str) -> String {
     format!("domain-{uuid}-")
 }
@@ -53,9 +59,10 @@ pub(super) fn end(
         let Some(pipe) = open_unused(&path).map_err(failed)? else {
             continue;
         };
-        let pipe = StreamPipe::of(&path, pipe);
-        if let Ok(process) = process::find(run_folder, &offer.name, &offer.uuid)
-            && pipe.is_open_in(&process).unwrap_or(false)
+        let pipe = StreamPipe::of(&path, pipe).map_err(failed)?;
+        let qemu = process::find(run_folder, &offer.name, &offer.uuid).map(Arc::new);
+        if let Ok(process) = qemu
+            && pipe.reader_for(&process).unwrap_or_default().is_some()
         {
             tracing::warn!(
                 name = offer.name,
@@ -63,6 +70,7 @@ pub(super) fn end(
             );
             process.kill().map_err(failed)?;
         }
+        end_helpers(&pipe);
         drop(pipe);
     }
     let connection = Connection::open(uri)?;
@@ -126,12 +134,23 @@ fn open_unused(path: &Path) -> io::Result<Option<File>> {
     Ok(opened.try_lock().is_ok().then_some(opened))
 }
 
+/// Ends the helpers of libvirt that read the pipe. They hold it open themselves, and libvirt waits
+/// for their end before it forgets the domain.
+fn end_helpers(pipe: &StreamPipe) {
+    for helper in pipe.helpers() {
+        if let Err(error) = helper.kill() {
+            tracing::warn!(%error, pid = helper.pid(), "ending what reads the pipe of a domain");
+        }
+    }
+}
+
 /// Removes those of the domain's pipes that no program uses: its guest does not run here.
 pub(super) fn remove_unused_pipes(folder: &Path, uuid: &str) {
     for path in pipes(folder, uuid).unwrap_or_default() {
         let removed = match open_unused(&path) {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => std::fs::remove_file(&path),
+            // Dropping it removes it.
+            Ok(Some(file)) => StreamPipe::of(&path, file).map(|pipe| end_helpers(&pipe)),
             Err(error) => Err(error),
         };
         if let Err(error) = removed {

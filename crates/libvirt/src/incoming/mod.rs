@@ -3,7 +3,8 @@
 //! libvirt restores it from a named pipe instead of a file (`virDomainRestoreFlags`), so libvirt
 //! makes the domain, starts QEMU with it and owns both from the beginning. What follows the
 //! domain's description in the pipe is QEMU's migration stream, which the QEMU adapter writes
-//! ([`PipedMachine`]).
+//! ([`PipedMachine`]). A libvirt that opens the file more than once gets another pipe each time
+//! (docs/decisions/0030).
 //!
 //! | file | holds |
 //! | --- | --- |

@@ -47,14 +47,11 @@ pub(super) fn start(
     };
     let head = image::head(&descriptions.offered, running);
     // Dropping the pipe ends the stream, and with it the domain.
-    let started = starting.open(&path, &head).and_then(|pipe| {
-        let process = starting.process(&run_folder, &offer.uuid, &pipe)?;
-        Ok((pipe, process))
-    });
-    match started {
-        Ok((pipe, process)) => Ok(PipedMachine {
-            process: Arc::new(process),
+    match starting.machine(&path, &head, &run_folder, &offer.uuid) {
+        Ok((process, pipe, reader)) => Ok(PipedMachine {
+            process,
             pipe,
+            reader,
             owner: Box::new(starting.owner),
         }),
         Err(error) => {
@@ -73,33 +70,48 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// Opens the pipe when libvirt reads from it, and writes what is for libvirt.
-    fn open(&mut self, path: &Path, head: &[u8]) -> Result<StreamPipe, IncomingError> {
-        let stopped = |stopped| match stopped {
-            Stopped::Pipe(source) => pipe_error(path, source),
-            Stopped::Other(error) => error,
-        };
-        let mut check = || self.check().map_err(Stopped::Other);
-        let mut pipe = StreamPipe::open(path, &mut check).map_err(stopped)?;
-        pipe.write(head, &mut check).map_err(stopped)?;
-        Ok(pipe)
-    }
-
-    /// Waits for QEMU's process: that of the domain which has the pipe open. Another one, of an
-    /// earlier domain that is being ended, must not be touched.
-    fn process(
+    /// Writes what is for libvirt, and waits for QEMU's process, and what reads the pipe for it:
+    /// another process, of an earlier domain that is being ended, must not be touched.
+    ///
+    /// libvirt opens the pipe once (9.0), or first for itself and then again for QEMU (from 11.3
+    /// on), and reads its part from the beginning each time. So each time it gets another pipe. It
+    /// cannot have opened the next one before it has read what this one has for it.
+    fn machine(
         &mut self,
+        path: &Path,
+        head: &[u8],
         run_folder: &Path,
         uuid: &str,
-        pipe: &StreamPipe,
-    ) -> Result<Process, IncomingError> {
+    ) -> Result<(Arc<Process>, StreamPipe, Arc<Process>), IncomingError> {
+        let failed = |source| pipe_error(path, source);
+        let aside = leftover::aside(path);
+        let mut current: Option<StreamPipe> = None;
         loop {
-            self.check()?;
-            if let Ok(process) = process::find(run_folder, self.name, uuid)
-                && pipe.is_open_in(&process).unwrap_or(false)
-            {
-                return Ok(process);
+            if let Some(mut next) = StreamPipe::open(path).map_err(failed)? {
+                // Its file is in the way.
+                drop(current.take());
+                next.replace(&aside).map_err(failed)?;
+                let written = next.write(head, &mut || self.check().map_err(Stopped::Other));
+                written.map_err(|stopped| match stopped {
+                    Stopped::Pipe(source) => failed(source),
+                    Stopped::Other(error) => error,
+                })?;
+                current = Some(next);
             }
+            if let Some(pipe) = &mut current
+                && let Ok(process) = process::find(run_folder, self.name, uuid).map(Arc::new)
+                && let Some(reader) = pipe.reader_for(&process).unwrap_or_default()
+            {
+                pipe.put_back(path).map_err(failed)?;
+                return match current {
+                    Some(pipe) => Ok((process, pipe, reader)),
+                    None => continue,
+                };
+            }
+            if current.as_ref().is_some_and(StreamPipe::is_abandoned) {
+                current = None;
+            }
+            self.check()?;
             std::thread::sleep(POLL_INTERVAL);
         }
     }

@@ -81,7 +81,7 @@ impl QemuDestination {
         let cancel = self.cancel.clone();
         if let Some(piped) = &mut self.piped {
             let cancel = cancel.unwrap_or_default();
-            piped.load(&state, &self.identity.description, &cancel)?;
+            piped.load(&state, &cancel)?;
             self.loaded = true;
             return Ok(());
         }

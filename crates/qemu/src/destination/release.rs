@@ -3,7 +3,7 @@
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest};
 
-use super::{QemuDestination, ReleaseDestinationError, piped};
+use super::{QemuDestination, ReleaseDestinationError};
 use crate::migration_settings::{self, Settings};
 use crate::qmp::COMMAND_TIMEOUT;
 use crate::qmp::reconnect::{self, ConnectTimeouts, MonitorError};
@@ -51,9 +51,7 @@ impl QemuDestination {
         if let Some(mut piped) = self.piped.take() {
             // A guest that will not run here, in a QEMU that cannot receive another one. But a
             // guest that may run must not be ended.
-            if !piped.ended || self.never_ran {
-                piped::end(&self.process, &mut *piped.owner);
-            }
+            piped.end_unless_it_runs(self.never_ran);
             piped.remove();
         }
         if self.settings != Settings::default() && !self.has_ended() {

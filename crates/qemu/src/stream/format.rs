@@ -19,6 +19,11 @@ pub(super) const END: u8 = 0x00;
 pub(super) const SECTION_FULL: u8 = 0x04;
 /// `QEMU_VM_VMDESCRIPTION`: a description as JSON, which QEMU skips when it loads.
 pub(super) const DESCRIPTION: u8 = 0x06;
+/// `QEMU_VM_COMMAND`: a command of post-copy migration.
+pub(super) const COMMAND: u8 = 0x08;
+/// `MIG_CMD_PACKAGED`: a stream within the stream follows, with its length. QEMU reads all of it
+/// before it loads it.
+pub(super) const PACKAGED: u16 = 7;
 /// `QEMU_VM_CONFIGURATION`: the name of the machine type, and the capabilities.
 pub(super) const CONFIGURATION: u8 = 0x07;
 /// `QEMU_VM_SECTION_FOOTER`.

@@ -16,8 +16,8 @@
 use hikkoshi_pages::PAGE_BYTES;
 
 use super::format::{
-    Bytes, CONFIGURATION, DESCRIPTION, END, HEADER_BYTES, MAGIC, SectionHeader, StreamError,
-    VERSION, write_footer, write_name,
+    Bytes, COMMAND, CONFIGURATION, DESCRIPTION, END, HEADER_BYTES, MAGIC, PACKAGED, SectionHeader,
+    StreamError, VERSION, write_footer, write_name,
 };
 use super::saved_devices::SavedDevices;
 
@@ -47,6 +47,10 @@ const END_OF_RAM: u64 = 0x10;
 /// The end mark, and an empty description: mark, length, JSON. QEMU reads one (unless the machine
 /// type says otherwise: then it closes the stream before).
 const TAIL: [u8; 8] = [END, DESCRIPTION, 0, 0, 0, 2, b'{', b'}'];
+
+/// The length of a description that is not sent: more than a pipe with everything that may still be
+/// in it. QEMU reads it in pieces of 4 KiB.
+const DESCRIPTION_BYTES: u32 = 4 << 20;
 
 /// The longest name of a machine type that is accepted; QEMU has no limit.
 const MAX_MACHINE: usize = 255;
@@ -123,20 +127,20 @@ pub(crate) fn first_pages<'a>(
     Ok(stream)
 }
 
-/// A section of at least `bytes` bytes without effect: it repeats the used lengths of a block.
+/// A part of a stream with at least `bytes` bytes and without effect: a package (as QEMU sends it in
+/// post-copy) whose stream ends at once. QEMU copies the rest, and does not read it.
+///
 /// When QEMU has read it into its buffer, it has loaded what is further ahead than the buffer is
 /// long.
-pub(crate) fn filler(block: &StreamBlock, bytes: usize) -> Result<Vec<u8>, StreamError> {
-    let mut list = Vec::new();
-    list.extend((block.used | MEM_SIZE).to_be_bytes());
-    write_name(&mut list, "RAM block", &block.name)?;
-    list.extend(block.used.to_be_bytes());
-    let mut stream = Vec::new();
-    RAM.write(&mut stream)?;
-    stream.extend(list.repeat(bytes.div_ceil(list.len())));
-    stream.extend(END_OF_RAM.to_be_bytes());
-    write_footer(&mut stream, RAM_ID);
-    Ok(stream)
+pub(crate) fn filler(bytes: u32) -> Vec<u8> {
+    let mut stream = vec![COMMAND];
+    stream.extend(PACKAGED.to_be_bytes());
+    // The length of the command's own part, which is the length of the package.
+    stream.extend(4u16.to_be_bytes());
+    stream.extend(bytes.to_be_bytes());
+    let package = usize::try_from(bytes).unwrap_or_default();
+    stream.resize(stream.len() + package, END);
+    stream
 }
 
 fn write_ram(stream: &mut Vec<u8>, blocks: &[StreamBlock]) -> Result<(), StreamError> {
@@ -164,6 +168,17 @@ fn write_ram(stream: &mut Vec<u8>, blocks: &[StreamBlock]) -> Result<(), StreamE
 /// The part of the stream after the devices' sections.
 pub fn tail() -> [u8; 8] {
     TAIL
+}
+
+/// An end that is complete when the stream is closed: the end mark, and a description that is longer
+/// than what follows. QEMU reads it up to its length or the stream's end, whichever comes first, and
+/// then completes what it has loaded. (With a machine type without a description it completes at
+/// once.)
+///
+/// A second one of these is a part of the first one's description.
+pub(crate) fn tail_until_closed() -> [u8; 6] {
+    let [a, b, c, d] = DESCRIPTION_BYTES.to_be_bytes();
+    [END, DESCRIPTION, a, b, c, d]
 }
 
 /// The complete stream.

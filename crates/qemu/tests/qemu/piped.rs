@@ -2,9 +2,10 @@
 //! libvirt's domains, without libvirt.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use hikkoshi_qemu::{
     QemuDestination, QemuSource, StreamPipe, stream,
 };
 use rustix::fs::OFlags;
+use rustix::pipe::PipeFlags;
 use serde_json::json;
 
 use crate::support::{Program, Qemu, eventually, with_each};
@@ -123,11 +125,19 @@ fn source(program: &Program) -> Qemu {
 struct Destination {
     qemu: Qemu,
     path: PathBuf,
+    /// What a helper will read, and where it will write it.
+    helper_files: Mutex<Option<(File, OwnedFd)>>,
+    helper: Mutex<Option<Child>>,
     _folder: tempfile::TempDir,
 }
 
 impl Destination {
     fn start(program: &Program) -> Self {
+        Self::start_with(program, false)
+    }
+
+    /// `helped`: a helper as libvirt's is between the pipe and QEMU.
+    fn start_with(program: &Program, helped: bool) -> Self {
         let qemu = Qemu::usual(program, "-vga std -smp 2 -S -incoming defer");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
@@ -140,10 +150,19 @@ impl Destination {
             .custom_flags(nonblocking)
             .open(&path)
             .unwrap();
+        let (input, helper_files) = if helped {
+            let flags = PipeFlags::CLOEXEC;
+            let (input, output) = rustix::pipe::pipe_with(flags).unwrap();
+            // A helper waits when it reads.
+            rustix::fs::fcntl_setfl(&reader, OFlags::empty()).unwrap();
+            (input, Some((reader, output)))
+        } else {
+            (reader.into(), None)
+        };
         let mut client = qemu.client();
         let name = json!({ "fdname": "pipe" });
         client
-            .execute_with_fd("getfd", name, reader.as_fd())
+            .execute_with_fd("getfd", name, input.as_fd())
             .unwrap();
         client
             .execute("migrate-incoming", json!({ "uri": "fd:pipe" }))
@@ -151,6 +170,8 @@ impl Destination {
         Self {
             qemu,
             path,
+            helper_files: Mutex::new(helper_files),
+            helper: Mutex::new(None),
             _folder: folder,
         }
     }
@@ -170,13 +191,32 @@ impl Destination {
 
     /// The same, with this owner.
     fn attach_with(&self, source: &QemuSource, owner: Box<dyn MachineOwner>) -> QemuDestination {
-        let mut never = || Ok::<(), std::io::Error>(());
+        let process = Arc::new(Process::open(self.qemu.pid()).unwrap());
+        let pipe = StreamPipe::open(&self.path).unwrap().unwrap();
+        if let Some((input, output)) = self.helper_files.lock().unwrap().take() {
+            assert!(pipe.reader_for(&process).unwrap().is_none());
+            // Now that the pipe is open for writing.
+            let helper = Command::new("dd")
+                .args(["bs=1M", "iflag=fullblock", "status=none"])
+                .stdin(input)
+                .stdout(output)
+                .spawn();
+            *self.helper.lock().unwrap() = Some(helper.unwrap());
+        }
+        let mut reader = None;
+        eventually("the pipe to be read", || {
+            reader = pipe.reader_for(&process).unwrap();
+            reader.is_some()
+        });
+        let reader = reader.unwrap();
+        let helper = self.helper.lock().unwrap().as_ref().map(Child::id);
+        assert_eq!(reader.pid(), helper.unwrap_or(process.pid()));
         let machine = PipedMachine {
-            process: Arc::new(Process::open(self.qemu.pid()).unwrap()),
-            pipe: StreamPipe::open(&self.path, &mut never).unwrap(),
+            process,
+            pipe,
+            reader,
             owner,
         };
-        assert!(machine.pipe.is_open_in(&machine.process).unwrap());
         let guest = PipedGuest {
             description: source.describe(),
             processors: source.processors(),
@@ -187,9 +227,20 @@ impl Destination {
         QemuDestination::attach_piped(machine, guest, monitor, Overcommit::Refuse, &cancel).unwrap()
     }
 
-    /// QEMU's descriptors of the pipe.
+    /// The reader's descriptors of the pipe.
     fn descriptors(&self) -> usize {
-        self.qemu.descriptors(self.path.to_str().unwrap())
+        let helper = self.helper.lock().unwrap().as_ref().map(Child::id);
+        let folder = format!("/proc/{}/fd", helper.unwrap_or(self.qemu.pid()));
+        // A helper that has ended has none.
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let links = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        links.filter(|link| *link == self.path).count()
+    }
+
+    /// Waits for the helper's end, and returns whether it has passed on everything.
+    fn helper_has_succeeded(&self) -> bool {
+        let mut helper = self.helper.lock().unwrap();
+        helper.as_mut().unwrap().wait().unwrap().success()
     }
 }
 
@@ -228,66 +279,101 @@ fn told(qemu: &Qemu) -> Vec<(String, u64)> {
 #[test]
 fn a_guest_moves_through_a_pipe() {
     with_each(|program| {
-        let (from, to) = (source(program), Destination::start(program));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = to.attach(&source, false);
-        let layout = destination.ram();
-        let names = layout.layout().blocks().map(|(block, _)| block.id.clone());
-        let (_, addresses) = destination.process_memory().unwrap();
-        let found: Vec<_> = names.zip(addresses).collect();
-        assert!(found.len() > 3, "{found:?}");
-        if !program.is_old() {
-            let told = told(&to.qemu);
-            for block in &found {
-                assert!(told.contains(block), "{block:x?} of {told:x?}");
-            }
-        }
-        destination.prepare().unwrap();
-        let state = transfer(&mut source, &destination);
-        destination.load_device_state(state).unwrap();
-        assert_eq!(to.qemu.state(), "inmigrate", "not completed before the end");
-        assert_eq!(to.descriptors(), 2, "QEMU holds the pipe itself");
-        destination.resume(true, &CancelFlag::new()).unwrap();
-        assert_eq!(to.qemu.state(), "running");
-        assert_eq!((to.descriptors(), to.path.exists()), (0, false));
-        destination.release().unwrap();
-        source.release().unwrap();
-        assert_eq!(to.qemu.state(), "running");
+        let to = Destination::start(program);
+        move_through(program, &to);
     });
+}
+
+/// As with libvirt 12.9.
+#[test]
+fn a_guest_moves_through_a_pipe_that_a_helper_reads() {
+    with_each(|program| {
+        let to = Destination::start_with(program, true);
+        move_through(program, &to);
+        assert!(to.helper_has_succeeded());
+    });
+}
+
+fn move_through(program: &Program, to: &Destination) {
+    let from = source(program);
+    let mut source = QemuSource::attach(&from.qmp()).unwrap();
+    let mut destination = to.attach(&source, false);
+    let layout = destination.ram();
+    let names = layout.layout().blocks().map(|(block, _)| block.id.clone());
+    let (_, addresses) = destination.process_memory().unwrap();
+    let found: Vec<_> = names.zip(addresses).collect();
+    assert!(found.len() > 3, "{found:?}");
+    if !program.is_old() {
+        let told = told(&to.qemu);
+        for block in &found {
+            assert!(told.contains(block), "{block:x?} of {told:x?}");
+        }
+    }
+    destination.prepare().unwrap();
+    let state = transfer(&mut source, &destination);
+    destination.load_device_state(state).unwrap();
+    assert_eq!(to.qemu.state(), "inmigrate", "not completed before the end");
+    assert_eq!(to.descriptors(), 2, "its reader holds the pipe itself");
+    destination.resume(true, &CancelFlag::new()).unwrap();
+    assert_eq!(to.qemu.state(), "running");
+    assert_eq!((to.descriptors(), to.path.exists()), (0, false));
+    destination.release().unwrap();
+    source.release().unwrap();
+    assert_eq!(to.qemu.state(), "running");
 }
 
 /// The engine is killed when the guest may have been handed over.
 #[test]
 fn another_program_ends_the_stream() {
+    with_each(|program| end_by_another(program, &Destination::start(program)));
+}
+
+#[test]
+fn another_program_ends_the_stream_that_a_helper_reads() {
     with_each(|program| {
-        let (from, to) = (source(program), Destination::start(program));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = to.attach(&source, false);
-        destination.prepare().unwrap();
-        let state = transfer(&mut source, &destination);
-        destination.load_device_state(state).unwrap();
-        let info = destination.reattach_info().get();
-        // A cancelled engine ends nothing.
-        let cancelled = CancelFlag::new();
-        cancelled.cancel();
-        let error = destination.resume(true, &cancelled).unwrap_err();
-        assert!(error.to_string().contains("resuming the guest"), "{error}");
-        assert!(!destination.never_ran());
-        drop(destination);
-        assert_eq!(to.descriptors(), 2);
-        let monitor = Arc::new(MonitorSocket::new(to.qemu.qmp()));
-        let owner = |path: &Path| {
-            assert_eq!(path, to.path);
-            Some(to.owner(false))
-        };
-        let again = QemuDestination::reattach(&info, monitor, owner).unwrap();
-        let mut destination = again.expect("QEMU runs");
-        destination.resume(true, &CancelFlag::new()).unwrap();
-        assert_eq!(to.qemu.state(), "running");
-        assert_eq!((to.descriptors(), to.path.exists()), (0, false));
-        destination.release().unwrap();
-        source.release().unwrap();
+        let to = Destination::start_with(program, true);
+        end_by_another(program, &to);
+        assert!(to.helper_has_succeeded());
     });
+}
+
+fn end_by_another(program: &Program, to: &Destination) {
+    let from = source(program);
+    let mut source = QemuSource::attach(&from.qmp()).unwrap();
+    let mut destination = to.attach(&source, false);
+    destination.prepare().unwrap();
+    let state = transfer(&mut source, &destination);
+    destination.load_device_state(state).unwrap();
+    let info = destination.reattach_info().get();
+    // A cancelled engine ends nothing.
+    let cancelled = CancelFlag::new();
+    cancelled.cancel();
+    let error = destination.resume(true, &cancelled).unwrap_err();
+    assert!(error.to_string().contains("resuming the guest"), "{error}");
+    assert!(!destination.never_ran());
+    drop(destination);
+    assert_eq!(to.descriptors(), 2);
+    if to.helper.lock().unwrap().is_some() {
+        // It may have been killed between the end, which a helper still has, and the close.
+        let mut pipe = StreamPipe::open(&to.path).unwrap().unwrap();
+        let mut never = || Ok::<(), std::io::Error>(());
+        let tail = [0, 6, 0, 0x40, 0, 0];
+        pipe.write(&tail, &mut never).unwrap();
+        pipe.keep();
+        drop(pipe);
+    }
+    let monitor = Arc::new(MonitorSocket::new(to.qemu.qmp()));
+    let owner = |path: &Path| {
+        assert_eq!(path, to.path);
+        Some(to.owner(false))
+    };
+    let again = QemuDestination::reattach(&info, monitor, owner).unwrap();
+    let mut destination = again.expect("QEMU runs");
+    destination.resume(true, &CancelFlag::new()).unwrap();
+    assert_eq!(to.qemu.state(), "running");
+    assert_eq!((to.descriptors(), to.path.exists()), (0, false));
+    destination.release().unwrap();
+    source.release().unwrap();
 }
 
 #[test]
@@ -341,6 +427,32 @@ fn a_guest_whose_owner_does_not_answer_is_given_back() {
     });
 }
 
+/// As libvirt, which has failed after it had read the head, and waits for its helper.
+#[test]
+fn a_helper_whose_output_is_closed_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    StreamPipe::make(&path).unwrap();
+    let mut helper = Command::new("sh")
+        .args(["-c", "exec cat <\"$0\""])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut opened = None;
+    eventually("the pipe to be opened", || {
+        opened = StreamPipe::open(&path).unwrap();
+        opened.is_some()
+    });
+    let pipe = opened.unwrap();
+    eventually("the helper", || pipe.helpers().len() == 1);
+    assert!(!pipe.is_abandoned());
+    drop(helper.stdout.take());
+    assert!(pipe.is_abandoned());
+    drop(pipe);
+    assert!(helper.wait().unwrap().success());
+}
+
 /// In both cases QEMU says that it is paused.
 #[test]
 fn a_guest_that_has_run_differs_from_one_that_never_ran() {
@@ -373,27 +485,38 @@ fn a_guest_that_has_run_differs_from_one_that_never_ran() {
 /// QEMU ends on a bad stream, and the guest stays where it is.
 #[test]
 fn a_bad_device_state_is_an_error() {
+    with_each(|program| drop(refuse(program, Destination::start(program))));
+}
+
+/// Its owner waits for the helper's end, although QEMU has ended.
+#[test]
+fn a_helper_ends_with_a_qemu_that_refuses_the_device_state() {
     with_each(|program| {
-        let from = source(program);
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut to = Destination::start(program);
-        let mut destination = to.attach(&source, false);
-        destination.prepare().unwrap();
-        let mut state = transfer(&mut source, &destination);
-        // The footer of the last section: what comes last is loaded, too, when the call returns.
-        let footer = state.len() - stream::tail().len() - 5;
-        assert_eq!(state[footer], 0x7e);
-        state[footer] = 0;
-        let error = destination.load_device_state(state).unwrap_err();
-        let said = Report::new(&error).to_string();
-        let part = "loading the device state: QEMU has ended";
-        assert!(said.contains(part), "{said}");
-        assert!(said.contains(". QEMU wrote: "), "{said}");
-        assert!(said.contains("footer"), "{said}");
-        destination.release().unwrap();
-        to.qemu.wait();
-        source.resume().unwrap();
-        assert_eq!(from.state(), "running");
-        source.release().unwrap();
+        let to = refuse(program, Destination::start_with(program, true));
+        assert!(!to.helper_has_succeeded());
     });
+}
+
+fn refuse(program: &Program, mut to: Destination) -> Destination {
+    let from = source(program);
+    let mut source = QemuSource::attach(&from.qmp()).unwrap();
+    let mut destination = to.attach(&source, false);
+    destination.prepare().unwrap();
+    let mut state = transfer(&mut source, &destination);
+    // The footer of the last section: what comes last is loaded, too, when the call returns.
+    let footer = state.len() - stream::tail().len() - 5;
+    assert_eq!(state[footer], 0x7e);
+    state[footer] = 0;
+    let error = destination.load_device_state(state).unwrap_err();
+    let said = Report::new(&error).to_string();
+    let part = "loading the device state: QEMU has ended";
+    assert!(said.contains(part), "{said}");
+    assert!(said.contains(". QEMU wrote: "), "{said}");
+    assert!(said.contains("footer"), "{said}");
+    destination.release().unwrap();
+    to.qemu.wait();
+    source.resume().unwrap();
+    assert_eq!(from.state(), "running");
+    source.release().unwrap();
+    to
 }

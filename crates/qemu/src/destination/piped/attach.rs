@@ -10,7 +10,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
-use super::{MachineOwner, PipedError, PipedMachine, hold};
+use super::{PipedError, PipedMachine, hold};
 use crate::attach::exclusive_access;
 use crate::attach::inspect::check_kernel;
 use crate::attach::ram::RamError;
@@ -59,27 +59,12 @@ impl QemuDestination {
                 Ok(destination)
             }
             Err(error) => {
-                let PipedMachine {
-                    process,
-                    mut pipe,
-                    mut owner,
-                } = machine;
-                end(&process, &mut *owner);
-                pipe.remove();
+                // The pipe is removed with it.
+                machine.end();
                 Err(error)
             }
         }
     }
-}
-
-/// Ends a machine whose guest has never run here, so that its owner forgets it.
-pub(in crate::destination) fn end(process: &Process, owner: &mut dyn MachineOwner) {
-    if process.is_alive()
-        && let Err(error) = process.kill()
-    {
-        tracing::warn!(%error, pid = process.pid(), "ending a QEMU that is not needed");
-    }
-    owner.forget();
 }
 
 fn attach(
@@ -94,10 +79,11 @@ fn attach(
     check_kernel()?;
     let addresses = machine.begin(guest.description, cancel).map_err(Box::new)?;
     // From here on the process is certainly QEMU, and not a script that executes it.
-    let given = machine.pipe.give_to(&process);
+    let reader = &machine.reader;
+    let given = machine.pipe.give_to(reader);
     given.map_err(|source| Box::new(PipedError::Pipe { source }))?;
     // A security module may forbid it: not when the guest is paused.
-    hold::check(&process, &machine.pipe).map_err(Box::new)?;
+    hold::check(reader, &machine.pipe).map_err(Box::new)?;
     let lock = exclusive_access::acquire(&process)?;
     let areas = process::areas(&process)?;
     let mut description = guest.description.clone();

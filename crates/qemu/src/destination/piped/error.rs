@@ -3,7 +3,7 @@
 use std::io;
 
 use error_reporter::Report;
-use hikkoshi_linux::ReopenError;
+use hikkoshi_linux::{InjectError, ReopenError};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -114,6 +114,9 @@ pub enum PipedError {
     /// QEMU could not open the pipe for writing.
     #[error(transparent)]
     Hold(#[from] ReopenError),
+    /// What reads the pipe could not close it.
+    #[error("closing the pipe in the process that reads it")]
+    NotClosed(#[source] InjectError),
     /// The stream is not one of QEMU's.
     #[error(transparent)]
     Stream(#[from] StreamError),

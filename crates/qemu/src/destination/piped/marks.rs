@@ -28,7 +28,7 @@ const PAGE: usize = 4096;
 
 /// How often other pages are written before a block counts as mapped more than once. A copy has to
 /// be at the same address of the buffer each time.
-const MAX_SECTIONS: usize = 8;
+const MAX_SECTIONS: u32 = 8;
 
 /// The search for a guest's RAM blocks.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Marks {
     pages: Vec<Box<[u8; PAGE]>>,
     /// The addresses at which each page of a block was found; `None` before the first section.
     found: Option<Vec<Vec<u64>>>,
-    sections: usize,
+    sections: u32,
 }
 
 impl Marks {
@@ -97,7 +97,7 @@ impl Marks {
     }
 
     /// The number of sections so far.
-    pub(super) fn sections(&self) -> usize {
+    pub(super) fn sections(&self) -> u32 {
         self.sections
     }
 
@@ -198,7 +198,7 @@ mod tests {
             order: vec![1, 0],
             pages: Vec::new(),
             found: None,
-            sections: sections.len(),
+            sections: sections.len().try_into().unwrap(),
         };
         for hits in sections {
             let hits = hits.map(<[_]>::to_vec).to_vec();
@@ -220,7 +220,7 @@ mod tests {
         let other = [&[(0x2000, true), (0x3000, true)][..], ram];
         let found = addresses(&[twice, other]).unwrap();
         assert_eq!(found, Some(vec![0x7000, 0x2000]));
-        let error = addresses(&[twice; MAX_SECTIONS]).unwrap_err();
+        let error = addresses(&[twice; 8]).unwrap_err();
         assert!(error.to_string().contains("tpm-ppi"), "{error}");
         assert!(matches!(error, PipedError::Twice { .. }), "{error}");
         let none = [&[][..], ram];

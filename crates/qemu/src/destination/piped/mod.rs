@@ -1,15 +1,18 @@
 //! A machine whose owner, another program, gives QEMU a named pipe as its incoming stream: libvirt,
 //! which restores a domain from a file. hikkoshi writes the stream.
 //!
-//! The owner keeps the monitor for itself until the stream has ended. So:
+//! The owner keeps the monitor for itself until the stream has ended. QEMU may read the pipe itself,
+//! or get what a helper of its owner reads (`reader.rs`). So:
 //!
 //! * The *beginning* of the stream is written at once. QEMU waits for the rest.
 //! * The RAM blocks are found by *marks*: the stream makes QEMU write a page of our choice to the
 //!   beginning of each block, and that page is searched in QEMU's memory (`marks.rs`).
+//! * Behind everything that QEMU is to load comes *filler*, more than a helper and QEMU can hold
+//!   back. When that has been read from the pipe, QEMU has loaded what is before it. The marks show
+//!   that this is so with this owner, before the guest is paused.
 //! * The device state is written without the stream's *end*. QEMU has loaded it, but neither opens
-//!   the images nor runs the guest (`pipe.rs` shows how that is known). Until then everything can
-//!   be cancelled.
-//! * From that time on QEMU itself holds the pipe open (`hold.rs`): if this program is killed,
+//!   the images nor runs the guest. Until then everything can be cancelled.
+//! * From that time on the reader itself holds the pipe open (`hold.rs`): if this program is killed,
 //!   another one finds the machine as it was.
 //! * After *commit* the end is written. The owner runs the guest.
 
@@ -20,6 +23,7 @@ mod hold;
 mod loaded;
 mod marks;
 mod pipe;
+mod reader;
 
 use std::fs::File;
 use std::io;
@@ -27,25 +31,35 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use hikkoshi_wire::GuestDescription;
 
 pub use self::attach::PipedGuest;
-pub(super) use self::attach::end;
 pub use self::error::PipedError;
 pub use self::loaded::{HasRunError, LoadedGuest};
 pub use self::pipe::StreamPipe;
 use super::error::LOAD_TIMEOUT;
 use super::written::Written;
-use crate::stream::{self, StreamBlock, StreamError};
+use crate::stream::{self, StreamError};
 
 /// How long QEMU may take to load the beginning of the stream, which it does within milliseconds.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// QEMU reads at most this much of a stream ahead (`IO_BUF_SIZE` in `migration/qemu-file.c`, 7.2 to
-/// 10.0), twice.
-const FILLER_BYTES: usize = 2 * (32 << 10);
+/// 11.1), twice.
+const READ_AHEAD: u32 = 2 * (32 << 10);
+
+/// A helper holds back at most a block that is not complete, and what is in its pipe to QEMU
+/// (`src/util/iohelper.c` and `virFileWrapperSetPipeSize` of libvirt): 1 MiB each.
+const HELD_BACK: u32 = 2 * (1 << 20);
+
+/// Its head is the byte of a further block that shows that the block before was passed on.
+const FILLER_BYTES: u32 = READ_AHEAD + HELD_BACK;
+
+/// How long the owner may take to report why QEMU has ended.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A network card of the machine, as its owner knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,9 +121,7 @@ pub trait MachineOwner: std::fmt::Debug + Send {
 /// The incoming stream of a machine.
 #[derive(Debug)]
 pub(super) struct PipedStream {
-    pipe: StreamPipe,
-    pub(super) owner: Box<dyn MachineOwner>,
-    process: Arc<Process>,
+    machine: PipedMachine,
     loaded: LoadedGuest,
     /// Whether this program has written the end: the owner may run the guest.
     pub(super) ended: bool,
@@ -120,8 +132,10 @@ pub(super) struct PipedStream {
 pub struct PipedMachine {
     /// QEMU.
     pub process: Arc<Process>,
-    /// Its incoming stream. The owner has read what is its own, and QEMU reads the rest.
+    /// Its incoming stream. The owner has read what is its own.
     pub pipe: StreamPipe,
+    /// What reads the rest: QEMU, or a helper ([`StreamPipe::reader_for`]).
+    pub reader: Arc<Process>,
     /// What has started it.
     pub owner: Box<dyn MachineOwner>,
 }
@@ -134,46 +148,93 @@ impl PipedMachine {
         description: &GuestDescription,
         cancel: &CancelFlag,
     ) -> Result<Vec<u64>, PipedError> {
-        let main = smallest(description)?;
-        let mut marks = marks::Marks::new(description, &main.name);
+        let main = main_memory(description)?;
+        let mut marks = marks::Marks::new(description, main);
         let mut part = stream::beginning(&description.machine)?;
-        let deadline = Instant::now() + BEGIN_TIMEOUT;
-        let (owner, process) = (&mut self.owner, &self.process);
-        let mut check = || {
-            check(
-                &mut **owner,
-                process,
-                cancel,
-                deadline,
-                "the stream's beginning",
-            )
+        let wait = Wait {
+            cancel,
+            deadline: Instant::now() + BEGIN_TIMEOUT,
+            part: "the stream's beginning",
         };
         loop {
             part.extend(marks.section()?);
-            self.pipe.write(&part, &mut check)?;
+            // Of another length each time: copies of the next pages are elsewhere in the buffer.
+            part.extend(stream::filler(FILLER_BYTES + 1000 * marks.sections()));
+            self.write(&part, &wait)?;
             loop {
-                match marks.look(process) {
+                match marks.look(&self.process) {
                     Ok(true) => break,
                     Ok(false) => {}
                     Err(error) if error.is_of_earlier_program() => {}
                     Err(error) => return Err(error),
                 }
-                check()?;
+                let checked = wait.check(&mut *self.owner, &self.process);
+                checked.map_err(|error| self.explain(error))?;
                 std::thread::sleep(Duration::from_millis(1));
             }
-            if let Some(addresses) = marks.addresses(process)? {
+            if let Some(addresses) = marks.addresses(&self.process)? {
                 return Ok(addresses);
             }
-            // Of another length each time: copies of the next pages are elsewhere in the buffer.
-            part = stream::filler(&main, FILLER_BYTES + 1000 * marks.sections())?;
+            part.clear();
         }
+    }
+
+    fn write(&mut self, bytes: &[u8], wait: &Wait<'_>) -> Result<(), PipedError> {
+        let (owner, process) = (&mut *self.owner, &self.process);
+        let written = self.pipe.write(bytes, &mut || wait.check(owner, process));
+        written.map_err(|error| self.explain(error))
+    }
+
+    /// Waits until the pipe was read.
+    fn wait_until_read(&mut self, wait: &Wait<'_>) -> Result<(), PipedError> {
+        let (owner, process) = (&mut *self.owner, &self.process);
+        let read = self
+            .pipe
+            .wait_until_read(&mut || wait.check(owner, process));
+        read.map_err(|error| self.explain(error))
+    }
+
+    /// The reason of its owner, which has what QEMU has reported, if QEMU has ended.
+    fn explain(&mut self, error: PipedError) -> PipedError {
+        if !matches!(error, PipedError::Ended { .. }) {
+            return error;
+        }
+        self.close();
+        let until = Instant::now() + REPORT_TIMEOUT;
+        while Instant::now() < until {
+            if let Some(what) = self.owner.failure() {
+                return PipedError::Owner { what };
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        error
+    }
+
+    /// Closes the pipe everywhere. The owner waits for that, although QEMU has ended.
+    fn close(&mut self) {
+        if !self.reader.has_lost_memory()
+            && let Err(error) = hold::close(&self.reader, &self.pipe)
+        {
+            let (error, pid) = (Report::new(&error), self.reader.pid());
+            tracing::warn!(%error, pid, "closing the pipe of the device state in its reader");
+        }
+        self.pipe.close();
+    }
+
+    /// Ends the machine, whose guest has never run here, so that its owner forgets it.
+    pub(super) fn end(&mut self) {
+        if self.process.is_alive()
+            && let Err(error) = self.process.kill()
+        {
+            tracing::warn!(%error, pid = self.process.pid(), "ending a QEMU that is not needed");
+        }
+        self.close();
+        self.owner.forget();
     }
 
     pub(super) fn into_stream(self) -> PipedStream {
         PipedStream {
-            pipe: self.pipe,
-            owner: self.owner,
-            process: self.process,
+            machine: self,
             loaded: LoadedGuest::default(),
             ended: false,
         }
@@ -181,41 +242,39 @@ impl PipedMachine {
 }
 
 impl PipedStream {
-    /// The stream of a machine that another program has begun to create, if QEMU still reads it.
+    /// The stream of a machine that another program has begun to create, if it is still read.
     pub(super) fn reopen(
         path: &Path,
         process: &Arc<Process>,
         owner: Box<dyn MachineOwner>,
     ) -> Option<Self> {
-        let mut check = || Err(io::Error::from(io::ErrorKind::BrokenPipe));
-        let mut pipe = StreamPipe::open(path, &mut check).ok()?;
-        let open = hold::descriptors(process, &pipe).unwrap_or_default();
-        if open.is_empty() {
+        let mut pipe = StreamPipe::open(path).ok()??;
+        let Ok(Some(reader)) = pipe.reader_for(process) else {
             pipe.keep();
             return None;
-        }
-        Some(Self {
-            pipe,
-            owner,
+        };
+        let machine = PipedMachine {
             process: Arc::clone(process),
-            loaded: LoadedGuest::default(),
-            ended: false,
-        })
+            pipe,
+            reader,
+            owner,
+        };
+        Some(machine.into_stream())
     }
 
     /// Leaves everything to another program.
     pub(super) fn keep(&mut self) {
-        self.pipe.keep();
+        self.machine.pipe.keep();
     }
 
     /// The machine's network cards.
     pub(super) fn cards(&self) -> Vec<OwnedCard> {
-        self.owner.cards()
+        self.machine.owner.cards()
     }
 
     /// Whether the owner still waits for the rest of the stream.
     pub(super) fn check_receiving(&mut self) -> Result<(), PipedError> {
-        match self.owner.failure() {
+        match self.machine.owner.failure() {
             Some(what) => Err(PipedError::Owner { what }),
             None => Ok(()),
         }
@@ -223,117 +282,124 @@ impl PipedStream {
 
     /// Lets QEMU load a stream that [`stream::whole`] has made, but for its end. An error has what
     /// QEMU wrote meanwhile.
-    pub(super) fn load(
-        &mut self,
-        state: &[u8],
-        description: &GuestDescription,
-        cancel: &CancelFlag,
-    ) -> Result<(), PipedError> {
-        let log = self.owner.log().and_then(Written::from_end_of);
-        let written = log.or_else(|| Written::from_now_on(&self.process));
-        self.load_all(state, description, cancel)
-            .map_err(|error| match self.process.is_alive() {
+    pub(super) fn load(&mut self, state: &[u8], cancel: &CancelFlag) -> Result<(), PipedError> {
+        let log = self.machine.owner.log().and_then(Written::from_end_of);
+        let written = log.or_else(|| Written::from_now_on(&self.machine.process));
+        self.load_all(state, cancel)
+            .map_err(|error| match self.machine.process.is_alive() {
                 true => error,
                 false => error.with(written.and_then(|written| written.text_soon())),
             })
     }
 
-    fn load_all(
-        &mut self,
-        state: &[u8],
-        description: &GuestDescription,
-        cancel: &CancelFlag,
-    ) -> Result<(), PipedError> {
+    fn load_all(&mut self, state: &[u8], cancel: &CancelFlag) -> Result<(), PipedError> {
         let sections = stream::sections(state)?;
         self.loaded = LoadedGuest::of(sections);
-        let filler = stream::filler(&smallest(description)?, FILLER_BYTES)?;
         let began = Instant::now();
-        let deadline = began + LOAD_TIMEOUT;
-        let (owner, process) = (&mut self.owner, &self.process);
-        let mut check = || check(&mut **owner, process, cancel, deadline, "the device state");
-        self.pipe.write(sections, &mut check)?;
+        let wait = Wait {
+            cancel,
+            deadline: began + LOAD_TIMEOUT,
+            part: "the device state",
+        };
+        let machine = &mut self.machine;
+        machine.write(sections, &wait)?;
         // While QEMU loads them.
-        hold::open(process, &self.pipe)?;
-        self.pipe.write(&filler, &mut check)?;
-        self.pipe.wait_until_read(&mut check)?;
+        hold::open(&machine.reader, &machine.pipe)?;
+        machine.write(&stream::filler(FILLER_BYTES), &wait)?;
+        machine.wait_until_read(&wait)?;
         tracing::debug!(took = ?began.elapsed(), "the device state is loaded");
         Ok(())
     }
 
     /// Lets QEMU complete the stream, and waits until the owner runs the guest.
     pub(super) fn end(&mut self, give_up: &CancelFlag) -> Result<Instant, PipedError> {
-        let deadline = Instant::now() + LOAD_TIMEOUT;
-        let (owner, process) = (&mut self.owner, &self.process);
-        let answers = owner.check_answers();
-        let answers =
-            answers.map_err(|what| PipedError::NotEnded(Box::new(PipedError::Owner { what })));
-        answers?;
-        let mut check = || check(&mut **owner, process, give_up, deadline, "the stream's end");
-        // Less than a page is written as a whole or not at all (pipe(7)).
-        let written = check().and_then(|()| self.pipe.write(&stream::tail(), &mut check));
-        written.map_err(|source| PipedError::NotEnded(Box::new(source)))?;
+        let wait = Wait {
+            cancel: give_up,
+            deadline: Instant::now() + LOAD_TIMEOUT,
+            part: "the stream's end",
+        };
+        self.complete(&wait)
+            .map_err(|source| PipedError::NotEnded(Box::new(source)))?;
         self.ended = true;
-        let finished = self.owner.finish(&self.loaded, give_up);
+        let finished = self.machine.owner.finish(&self.loaded, give_up);
         finished.map_err(PipedError::NotRun)
     }
 
-    /// Closes QEMU's own descriptor of the pipe, and removes the pipe.
-    pub(super) fn remove(&mut self) {
-        if !self.process.has_lost_memory() {
-            hold::close(&self.process, &self.pipe);
+    /// Writes the end. A helper passes it on when the pipe is closed. If this program is killed in
+    /// between, another one does both, and the second end is a part of the first.
+    fn complete(&mut self, wait: &Wait<'_>) -> Result<(), PipedError> {
+        let machine = &mut self.machine;
+        let answers = machine.owner.check_answers();
+        answers.map_err(|what| PipedError::Owner { what })?;
+        let checked = wait.check(&mut *machine.owner, &machine.process);
+        checked.map_err(|error| machine.explain(error))?;
+        // Less than a page is written as a whole or not at all (pipe(7)).
+        if machine.reader.pid() == machine.process.pid() {
+            return machine.write(&stream::tail(), wait);
         }
-        self.pipe.remove();
+        machine.write(&stream::tail_until_closed(), wait)?;
+        hold::close(&machine.reader, &machine.pipe).map_err(PipedError::NotClosed)?;
+        machine.pipe.close();
+        Ok(())
+    }
+
+    /// Ends the machine, whose guest will not run here, unless this program has let its owner run
+    /// it. `never_ran`: it is certain that it has not.
+    pub(super) fn end_unless_it_runs(&mut self, never_ran: bool) {
+        if !self.ended || never_ran {
+            self.machine.end();
+        }
+    }
+
+    /// Closes the reader's own descriptor of the pipe, and removes the pipe.
+    pub(super) fn remove(&mut self) {
+        self.machine.close();
+        self.machine.pipe.remove();
     }
 
     /// Where the pipe is, for reattaching.
     pub(super) fn path(&self) -> PathBuf {
-        self.pipe.path().to_owned()
+        self.machine.pipe.path().to_owned()
     }
 }
 
-/// Whether it makes sense to wait for QEMU any longer.
-fn check(
-    owner: &mut dyn MachineOwner,
-    process: &Process,
-    cancel: &CancelFlag,
+/// A wait for QEMU.
+#[derive(Debug)]
+struct Wait<'a> {
+    cancel: &'a CancelFlag,
     deadline: Instant,
+    /// What QEMU is loading.
     part: &'static str,
-) -> Result<(), PipedError> {
-    if let Some(what) = owner.failure() {
-        return Err(PipedError::Owner { what });
-    }
-    if !process.is_alive() {
-        // The owner has what QEMU has reported, and notices the end soon.
-        let until = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < until {
-            if let Some(what) = owner.failure() {
-                return Err(PipedError::Owner { what });
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        return Err(PipedError::Ended { part });
-    }
-    if cancel.is_cancelled() {
-        return Err(PipedError::Cancelled { part });
-    }
-    if Instant::now() > deadline {
-        return Err(PipedError::TimedOut { part });
-    }
-    Ok(())
 }
 
-/// The block with the shortest name of those that are never resized: main memory.
-fn smallest(description: &GuestDescription) -> Result<StreamBlock, StreamError> {
-    let main = description
+impl Wait<'_> {
+    /// Whether it makes sense to wait any longer.
+    fn check(&self, owner: &mut dyn MachineOwner, process: &Process) -> Result<(), PipedError> {
+        let part = self.part;
+        if let Some(what) = owner.failure() {
+            return Err(PipedError::Owner { what });
+        }
+        if !process.is_alive() {
+            return Err(PipedError::Ended { part });
+        }
+        if self.cancel.is_cancelled() {
+            return Err(PipedError::Cancelled { part });
+        }
+        if Instant::now() > self.deadline {
+            return Err(PipedError::TimedOut { part });
+        }
+        Ok(())
+    }
+}
+
+/// The name of a block of main memory.
+fn main_memory(description: &GuestDescription) -> Result<&str, StreamError> {
+    let mut main = description
         .blocks
         .iter()
         .filter(|block| !block.guest.is_empty());
-    let block = main.min_by_key(|block| block.id.len());
-    let block = block.ok_or(StreamError::NoEnd)?;
-    Ok(StreamBlock {
-        name: block.id.clone(),
-        used: block.bytes,
-    })
+    let block = main.next().ok_or(StreamError::NoEnd)?;
+    Ok(&block.id)
 }
 
 impl From<io::Error> for PipedError {

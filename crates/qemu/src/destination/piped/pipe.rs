@@ -9,10 +9,8 @@ use std::time::Duration;
 
 use hikkoshi_linux::Process;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FileType, Mode, OFlags, Uid};
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
-
-use super::hold;
 
 /// Room for the device state of a machine with many devices: the most that the kernel allows
 /// every user by default (`/proc/sys/fs/pipe-max-size`).
@@ -29,7 +27,10 @@ const READ_INTERVAL: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub struct StreamPipe {
     path: PathBuf,
-    file: File,
+    /// `None`: it was closed.
+    file: Option<File>,
+    /// What tells it apart from other files: its device and inode.
+    pub(super) identity: (u64, u64),
     removes: bool,
 }
 
@@ -53,71 +54,88 @@ impl StreamPipe {
     /// Makes the user of this process the pipe's owner: QEMU opens it for writing (`hold.rs`).
     pub(super) fn give_to(&self, process: &Process) -> io::Result<()> {
         let user = Uid::from_raw(process.user()?);
-        Ok(rustix::fs::fchown(&self.file, Some(user), None)?)
+        Ok(rustix::fs::fchown(self.opened()?, Some(user), None)?)
     }
 
     /// A pipe that is open already.
-    pub fn of(path: &Path, file: File) -> Self {
-        Self {
-            path: path.to_owned(),
-            file,
-            removes: true,
-        }
-    }
-
-    /// Opens the pipe for writing, once another process reads from it. `check` is called now and
-    /// then.
     ///
     /// # Errors
     ///
-    /// The error of the system call, or of `check`.
-    pub fn open<E: From<io::Error>>(
-        path: &Path,
-        check: &mut dyn FnMut() -> Result<(), E>,
-    ) -> Result<Self, E> {
+    /// The error of the system call.
+    pub fn of(path: &Path, file: File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: Some(file),
+            identity: (metadata.dev(), metadata.ino()),
+            removes: true,
+        })
+    }
+
+    /// Opens the pipe for writing, if another process has it open for reading.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system call.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-        loop {
-            let opened = File::options()
-                .write(true)
-                .custom_flags(nonblocking)
-                .open(path);
-            match opened {
-                Ok(file) => {
-                    // Less waiting; what the kernel allows is enough.
-                    let _ = rustix::pipe::fcntl_setpipe_size(&file, BUFFER_BYTES);
-                    // Tells others that a program takes care of it.
-                    if let Err(error) = file.try_lock() {
-                        tracing::debug!(%error, path = %path.display(), "locking a pipe");
-                    }
-                    return Ok(Self::of(path, file));
-                }
-                // No process has it open for reading.
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {}
-                Err(error) => return Err(error.into()),
-            }
-            check()?;
-            std::thread::sleep(CHECK_INTERVAL);
+        let opened = File::options()
+            .write(true)
+            .custom_flags(nonblocking)
+            .open(path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // Less waiting; what the kernel allows is enough.
+        let _ = rustix::pipe::fcntl_setpipe_size(&file, BUFFER_BYTES);
+        // Tells others that a program takes care of it.
+        if let Err(error) = file.try_lock() {
+            tracing::debug!(%error, path = %path.display(), "locking a pipe");
         }
+        Self::of(path, file).map(Some)
+    }
+
+    /// Puts another pipe in this one's place, for the next program that opens it, and moves this
+    /// one to `aside`.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system call.
+    pub fn replace(&mut self, aside: &Path) -> io::Result<()> {
+        Self::make(aside)?;
+        let (cwd, exchange) = (rustix::fs::CWD, RenameFlags::EXCHANGE);
+        rustix::fs::renameat_with(cwd, aside, cwd, &self.path, exchange)?;
+        self.path = aside.to_owned();
+        Ok(())
+    }
+
+    /// Moves this one to `path`, in the place of the pipe there, which no program has opened.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system call.
+    pub fn put_back(&mut self, path: &Path) -> io::Result<()> {
+        std::fs::rename(&self.path, path)?;
+        self.path = path.to_owned();
+        Ok(())
+    }
+
+    fn opened(&self) -> io::Result<&File> {
+        self.file
+            .as_ref()
+            .ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Closes it. Its end is read when no other process has it open for writing.
+    pub(super) fn close(&mut self) {
+        self.file = None;
     }
 
     /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// What tells it apart from other files.
-    pub(super) fn identity(&self) -> io::Result<(u64, u64)> {
-        let metadata = self.file.metadata()?;
-        Ok((metadata.dev(), metadata.ino()))
-    }
-
-    /// Whether this process has the pipe open.
-    ///
-    /// # Errors
-    ///
-    /// When its descriptors cannot be read.
-    pub fn is_open_in(&self, process: &Process) -> io::Result<bool> {
-        Ok(!hold::descriptors(process, self)?.is_empty())
     }
 
     /// Writes all bytes; waits while the pipe is full. `check` is called now and then.
@@ -131,7 +149,7 @@ impl StreamPipe {
         check: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         while !bytes.is_empty() {
-            match self.file.write(bytes) {
+            match self.opened()?.write(bytes) {
                 Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     check()?;
@@ -149,7 +167,7 @@ impl StreamPipe {
     }
 
     fn wait_for_room(&self) -> io::Result<()> {
-        let mut poll = [PollFd::new(&self.file, PollFlags::OUT)];
+        let mut poll = [PollFd::new(self.opened()?, PollFlags::OUT)];
         let wait = Timespec::try_from(CHECK_INTERVAL).map_err(io::Error::other)?;
         match rustix::event::poll(&mut poll, Some(&wait)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -166,7 +184,8 @@ impl StreamPipe {
         &self,
         check: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
-        while rustix::io::ioctl_fionread(self.file.as_fd()).map_err(io::Error::from)? > 0 {
+        let file = self.opened()?.as_fd();
+        while rustix::io::ioctl_fionread(file).map_err(io::Error::from)? > 0 {
             check()?;
             std::thread::sleep(READ_INTERVAL);
         }
@@ -175,7 +194,7 @@ impl StreamPipe {
     }
 
     /// Leaves the pipe where it is: another program may continue.
-    pub(super) fn keep(&mut self) {
+    pub fn keep(&mut self) {
         self.removes = false;
     }
 
@@ -204,21 +223,59 @@ mod tests {
         Ok(())
     }
 
+    /// The pipe, once a process reads from it.
+    fn opened(path: &Path) -> StreamPipe {
+        loop {
+            if let Some(pipe) = StreamPipe::open(path).unwrap() {
+                return pipe;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// As libvirt does from 11.3 on.
+    #[test]
+    fn each_program_that_opens_the_path_gets_a_pipe_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, aside) = (folder.path().join("pipe"), folder.path().join("aside"));
+        StreamPipe::make(&path).unwrap();
+        let name = path.clone();
+        let reading = std::thread::spawn(move || {
+            let read = |bytes: &mut [u8]| {
+                let mut file = File::open(&name).unwrap();
+                file.read_exact(bytes).unwrap();
+                file
+            };
+            let (mut head, mut all) = ([0; 4], [0; 6]);
+            drop(read(&mut head));
+            (read(&mut all), head, all)
+        });
+        let mut first = opened(&path);
+        first.replace(&aside).unwrap();
+        first.write(b"head", &mut never).unwrap();
+        let mut second = opened(&path);
+        drop(first);
+        second.replace(&aside).unwrap();
+        second.write(b"header", &mut never).unwrap();
+        let (file, head, all) = reading.join().unwrap();
+        assert_eq!((&head, &all), (b"head", b"header"));
+        second.put_back(&path).unwrap();
+        assert!(!aside.exists());
+        let metadata = file.metadata().unwrap();
+        let there = std::fs::metadata(&path).unwrap();
+        assert_eq!((there.dev(), there.ino()), (metadata.dev(), metadata.ino()));
+        second.close();
+        second.write(b"x", &mut never).unwrap_err();
+        drop(second);
+        assert!(!path.exists());
+    }
+
     #[test]
     fn what_was_read_is_known() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         StreamPipe::make(&path).unwrap();
-        let mut attempts = 0;
-        let error = StreamPipe::open(&path, &mut || {
-            attempts += 1;
-            if attempts < 3 {
-                Ok(())
-            } else {
-                Err(io::Error::other("gives up"))
-            }
-        });
-        assert_eq!(error.unwrap_err().to_string(), "gives up");
+        assert!(StreamPipe::open(&path).unwrap().is_none(), "no reader");
         let reader = path.clone();
         let reading = std::thread::spawn(move || {
             let mut file = File::open(reader).unwrap();
@@ -226,7 +283,7 @@ mod tests {
             file.read_exact(&mut all).unwrap();
             (file, all)
         });
-        let mut pipe = StreamPipe::open(&path, &mut never).unwrap();
+        let mut pipe = opened(&path);
         // More than its buffer may have.
         pipe.write(&[7; 3_000_000], &mut never).unwrap();
         pipe.wait_until_read(&mut never).unwrap();
