@@ -43,7 +43,7 @@ guest-debian: guest ## make a whole Debian guest
 
 .PHONY: guest-images
 guest-images: guest-debian ## make everything that `make test` boots
-	@setup/setup.sh ovmf
+	@setup/setup.sh ovmf libvirt-12.9
 
 # Only the matrix and the laboratory's own tests of devices need these.
 .PHONY: guest-devices
@@ -266,13 +266,16 @@ test-guests: guest-images browser ## the laboratory's own tests, and real guests
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 
-# Domains of real libvirt daemons. A move in all modes and a few quick tests are part of `make test`.
+# Domains of real libvirt daemons, of 9.0 and of 12.9. A move in all modes and a few quick tests are
+# part of `make test`.
 # CI: what cannot be tested is an error.
 .PHONY: test-libvirt
 test-libvirt: guest-images openssh ## domains of libvirt: their monitors, `check`, and moves between two daemons
+	setup/setup.sh libvirt-11.3 libvirt-12.9
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=12.9 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt_versions::
 
 # One move with everything that is quick is part of test-guests.
 .PHONY: test-control

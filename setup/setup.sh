@@ -43,6 +43,11 @@
 #                                     package is built, one as it is after installation, and one of
 #                                     hosts with QEMU and systemd
 #
+# or only tests of domains with newer versions of libvirt (`setup.sh libvirt-11.3 libvirt-12.9`):
+#
+#   build/debian-roots                roots of the next release (as root), with its libvirt and QEMU
+#                                     10.0, or with those of its backports, QEMU 11.1
+#
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
 # missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed;
@@ -135,6 +140,8 @@ for component in "${components[@]}"; do
     kernels) setup_kernels ;;
     bindfs) setup_bindfs ;;
     openssh) setup_openssh ;;
+    libvirt-11.3) with_release trixie setup_libvirt_root 11.3 trixie ;;
+    libvirt-12.9) with_release trixie setup_libvirt_root 12.9 trixie-backports ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;
     *) fail "unknown component: $component" "The components are in $here/setup.sh." ;;

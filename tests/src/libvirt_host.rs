@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use hikkoshi_lab::libvirt::LibvirtVersion;
+
 use crate::program::Exit;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/lab/libvirt/host.sh");
@@ -16,6 +18,7 @@ const BUILD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");
 /// When it cannot be started.
 pub fn on_libvirt_host(folder: &Path, script: &str) -> Exit {
     let build = Path::new(BUILD).canonicalize().unwrap();
+    let [version, _] = LibvirtVersion::usual().unwrap();
     let output = Command::new("unshare")
         .args([
             "--mount",
@@ -25,6 +28,7 @@ pub fn on_libvirt_host(folder: &Path, script: &str) -> Exit {
             "--kill-child",
             "--mount-proc",
         ])
+        .env("HOST_LIBVIRT", version.number())
         .arg(SCRIPT)
         .args([&build, folder])
         .args(["bash", "-euo", "pipefail", "-c", script])

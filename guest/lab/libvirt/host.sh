@@ -5,6 +5,9 @@
 # This host's file system is seen, and build/libvirt in it as if it were installed. What is written
 # outside of BUILD and FOLDER is lost at the end. /run and /etc are the host's own.
 #
+# With HOST_LIBVIRT=VERSION (11.3, 12.9), the file system of build/debian-roots/libvirt-VERSION is seen
+# instead, with its QEMU, and the project's folder.
+#
 # With HOST_NAME (and `unshare --uts`), the host is one of several in FOLDER: it has that name, and its
 # daemon listens on TCP without authentication. FOLDER/HOST_NAME is /srv/host there. With
 # HOST_USERFAULTFD=1, QEMU may open userfaultfds, which its own post-copy needs; by default libvirt
@@ -20,7 +23,20 @@ mkdir -p "$layers"
 mount -t tmpfs tmpfs "$layers"
 root=$layers/root
 mkdir -p "$layers"/{upper,work} "$root"
-cp -a "$build/libvirt/root/." "$layers/upper"
+version=${HOST_LIBVIRT:-}
+if [[ $version && $version != 9.0 ]]; then
+    lower=$build/debian-roots/libvirt-$version
+    # This host's path is that of the file in the root, whose libraries are found there.
+    qemu=$lower/usr/bin/qemu-system-x86_64
+    seen=("$(dirname "$build")" "$build" "$folder")
+    mkdir -p "$layers/upper/usr/bin"
+    unset LD_LIBRARY_PATH # this host's libvirt
+else
+    lower=/
+    qemu=$build/qemu-10.0/run
+    seen=("$build" "$folder")
+    cp -a "$build/libvirt/root/." "$layers/upper"
+fi
 # A script, as people use: the domain's process executes other programs before it is QEMU.
 cat >"$layers/upper/usr/bin/qemu-system-x86_64" <<QEMU
 #!/bin/sh
@@ -28,7 +44,7 @@ n=\${TIMES:-0}
 if [ \$n -lt 20 ]; then
     TIMES=\$((n + 1)) exec "\$0" "\$@"
 fi
-exec "$build/qemu-10.0/run" "\$@"
+exec "$qemu" "\$@"
 QEMU
 chmod +x "$layers/upper/usr/bin/qemu-system-x86_64"
 # It serves the disks of a domain while they are copied.
@@ -40,7 +56,7 @@ DAEMON
 chmod +x "$layers/upper/usr/bin/qemu-storage-daemon"
 # libvirtd runs it when it starts. Without it, libvirt 9.0 can hang then: its child reports the error
 # between fork and exec, and waits for a lock of the C library that another thread had.
-if [[ ! -x $(type -P dmidecode) ]]; then
+if [[ $lower != / || ! -x $(type -P dmidecode) ]]; then
     mkdir -p "$layers/upper/usr/sbin"
     printf '#!/bin/sh\nexit 1\n' >"$layers/upper/usr/sbin/dmidecode"
     chmod +x "$layers/upper/usr/sbin/dmidecode"
@@ -56,7 +72,7 @@ SETUP
     printf '#!/bin/sh\n' >"$layers/upper/usr/bin/swtpm_ioctl"
     chmod +x "$layers"/upper/usr/bin/swtpm*
 fi
-mount -t overlay overlay -o "lowerdir=/,upperdir=$layers/upper,workdir=$layers/work" "$root"
+mount -t overlay overlay -o "lowerdir=$lower,upperdir=$layers/upper,workdir=$layers/work" "$root"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount -t tmpfs tmpfs "$root/dev"
@@ -72,11 +88,12 @@ ln -s fd/0 "$root/dev/stdin"
 [[ ! -e /dev/kvm ]] || { cp -a /dev/kvm "$root/dev" && chmod 0666 "$root/dev/kvm"; }
 mount -t devpts devpts "$root/dev/pts" -o newinstance,ptmxmode=0666,mode=620
 mount -t tmpfs tmpfs "$root/run"
-for kept in "$build" "$folder"; do
+for kept in "${seen[@]}"; do
+    mkdir -p "$root$kept"
     mount --bind "$kept" "$root$kept"
 done
 # QEMU's user reaches them, whoever may enter the folders above.
-for kept in "$build" "$folder"; do
+for kept in "${seen[@]}"; do
     above=$kept
     while above=$(dirname "$above") && [[ $above != / ]]; do
         chmod a+x "$root$above"
@@ -114,8 +131,10 @@ exec bash -euo pipefail -c '
     umount --lazy /old
     rmdir /old
     # What the package'"'"'s installation does.
-    printf "%s\n" kvm:x:64054: libvirt-qemu:x:64055: >>/etc/group
-    echo "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin" >>/etc/passwd
+    if ! grep -q ^libvirt-qemu: /etc/passwd; then
+        printf "%s\n" kvm:x:64054: libvirt-qemu:x:64055: >>/etc/group
+        echo "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin" >>/etc/passwd
+    fi
     ldconfig
     mkdir -p /run/lock /var/lib/libvirt/qemu /var/log/libvirt /var/cache/libvirt
     virtlogd --daemon

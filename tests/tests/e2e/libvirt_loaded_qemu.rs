@@ -19,44 +19,59 @@ const END_BYTES: u64 = 8;
 /// A QEMU that is stopped: it neither reads its stream's end nor executes commands.
 pub(super) struct LoadedQemu {
     pid: u32,
-    /// Its stream, with nothing but the end in it.
+    /// What reads the stream: QEMU, or libvirt's helper.
+    reader: u32,
+    /// The stream, with nothing but the end in it.
     stream: File,
 }
 
 impl LoadedQemu {
     /// Stops the only QEMU of the host, which has read its stream up to the end.
     pub(super) fn stop(host: &LibvirtHost) -> Self {
-        let is_qemu = |pid: &u32| {
-            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-            program.to_string_lossy().contains("qemu-system")
+        let only = |program: &str| {
+            let is_it = |pid: &u32| {
+                let executed = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                executed.to_string_lossy().contains(program)
+            };
+            let all: Vec<_> = host.processes().into_iter().filter(is_it).collect();
+            assert!(all.len() < 2, "{all:?}");
+            all.first().copied()
         };
-        let qemus: Vec<_> = host.processes().into_iter().filter(is_qemu).collect();
-        assert_eq!(qemus.len(), 1, "{qemus:?}");
-        let pid = qemus[0];
+        let pid = only("qemu-system").unwrap();
         signal(pid, "STOP");
-        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-        let mut open = open.map(|entry| entry.unwrap().path());
-        let is_stream = |path: &PathBuf| {
-            let file = std::fs::read_link(path).unwrap_or_default();
-            file.to_string_lossy().ends_with(".stream")
-        };
-        let stream = open.find(is_stream).unwrap();
+        let reader = only("libvirt_iohelper").unwrap_or(pid);
+        let stream = streams(reader).remove(0);
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let mut options = File::options();
         let options = options.read(true).custom_flags(nonblocking);
         let stream = options.open(stream).unwrap();
         assert_eq!(ioctl_fionread(&stream).unwrap(), 0, "it is loaded");
-        Self { pid, stream }
+        Self {
+            pid,
+            reader,
+            stream,
+        }
     }
 
     /// Waits until the end of the stream was written: from now on QEMU can run the guest.
     pub(super) fn wait_ended(&self) {
         eventually("the end of the stream", || {
-            match ioctl_fionread(&self.stream).unwrap() {
-                END_BYTES => Ok(()),
-                bytes => Err(format!("{bytes} bytes in the stream")),
+            let bytes = ioctl_fionread(&self.stream).unwrap();
+            let is_written = match self.reader == self.pid {
+                true => bytes == END_BYTES,
+                // It does not hold the stream open any more.
+                false => streams(self.reader).len() < 2,
+            };
+            match is_written {
+                true => Ok(()),
+                false => Err(format!("{bytes} bytes in the stream")),
             }
         });
+    }
+
+    /// Kills QEMU.
+    pub(super) fn kill(self) {
+        signal(self.pid, "KILL");
     }
 
     /// Lets QEMU continue.
@@ -93,6 +108,21 @@ impl QueuedMonitor {
             }
         }
     }
+}
+
+/// The descriptors of a process for the stream. None if it has ended.
+fn streams(pid: u32) -> Vec<PathBuf> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    let open = open
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let is_stream = |path: &PathBuf| {
+        let file = std::fs::read_link(path).unwrap_or_default();
+        file.to_string_lossy().ends_with(".stream")
+    };
+    open.filter(is_stream).collect()
 }
 
 fn signal(pid: u32, name: &str) {

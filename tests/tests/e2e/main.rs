@@ -48,6 +48,7 @@ mod libvirt_recovery;
 mod libvirt_snapshots;
 mod libvirt_tpm;
 mod libvirt_two_daemons;
+mod libvirt_versions;
 mod limits;
 mod links_cut;
 mod log_ranges;

@@ -1,5 +1,6 @@
 //! A host with a libvirt daemon, in namespaces of its own.
 
+use super::LibvirtVersion;
 use crate::{GuestNetwork, Lab, LabError, Namespace, artifacts, spawn};
 use std::ffi::OsStr;
 use std::fs;
@@ -19,6 +20,7 @@ pub struct LibvirtHost {
     name: &'static str,
     address: &'static str,
     folder: PathBuf,
+    version: LibvirtVersion,
     process: Child,
     _namespace: Namespace,
     _lab: Lab,
@@ -33,6 +35,7 @@ impl LibvirtHost {
         name: &'static str,
         namespace: &Namespace,
         address: &'static str,
+        version: LibvirtVersion,
         userfaultfd: bool,
     ) -> Result<Self, LabError> {
         let mut command = namespace.command("unshare");
@@ -42,6 +45,7 @@ impl LibvirtHost {
             .args([&artifacts::build()?, lab.folder()])
             .args(["sh", "-c", "echo ready; exec cat"])
             .env("HOST_NAME", name)
+            .env("HOST_LIBVIRT", version.number())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -52,6 +56,7 @@ impl LibvirtHost {
             name,
             address,
             folder: lab.folder().join(name),
+            version,
             process: spawn::spawn(command)?,
             _namespace: namespace.clone(),
             _lab: lab.clone(),
@@ -82,6 +87,11 @@ impl LibvirtHost {
     /// The host's name.
     pub fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// The version of its libvirt.
+    pub fn version(&self) -> LibvirtVersion {
+        self.version
     }
 
     /// Its address on the network of the hosts.
@@ -122,6 +132,10 @@ impl LibvirtHost {
             .arg(format!("--uts={}", namespace("uts")))
             .args(["--", "setpriv", "--pdeathsig", "KILL", "--"])
             .arg(program);
+        if self.version != LibvirtVersion::V9 {
+            // It names the library of another version.
+            command.env_remove("LD_LIBRARY_PATH");
+        }
         command
     }
 
@@ -228,12 +242,21 @@ impl LibvirtHosts {
     /// The bridge of each host, for [`DomainConfig::bridge`](crate::libvirt::DomainConfig::bridge).
     pub const BRIDGE: &str = "br0";
 
-    /// Starts both daemons, as libvirt is configured by default.
+    /// Starts both daemons, as libvirt is configured by default, with the usual versions
+    /// ([`LibvirtVersion::usual`]).
     ///
     /// # Errors
     /// When the kernel does not allow it, or a daemon does not start.
     pub fn start(lab: &Lab) -> Result<Self, LabError> {
-        Self::start_with(lab, false)
+        Self::start_with(lab, LibvirtVersion::usual()?, false)
+    }
+
+    /// The same with these versions of libvirt, the source's first.
+    ///
+    /// # Errors
+    /// See [`start`](Self::start).
+    pub fn start_versions(lab: &Lab, versions: [LibvirtVersion; 2]) -> Result<Self, LabError> {
+        Self::start_with(lab, versions, false)
     }
 
     /// The same with hosts where QEMU may open userfaultfds, which its own post-copy needs.
@@ -241,20 +264,25 @@ impl LibvirtHosts {
     /// # Errors
     /// See [`start`](Self::start).
     pub fn start_with_userfaultfd(lab: &Lab) -> Result<Self, LabError> {
-        Self::start_with(lab, true)
+        Self::start_with(lab, LibvirtVersion::usual()?, true)
     }
 
-    fn start_with(lab: &Lab, userfaultfd: bool) -> Result<Self, LabError> {
+    fn start_with(
+        lab: &Lab,
+        [source, destination]: [LibvirtVersion; 2],
+        userfaultfd: bool,
+    ) -> Result<Self, LabError> {
         let network = GuestNetwork::new()?;
-        let start = |name, namespace, address| {
-            LibvirtHost::start(lab, name, namespace, address, userfaultfd)
+        let start = |name, namespace, address, version| {
+            LibvirtHost::start(lab, name, namespace, address, version, userfaultfd)
         };
         let mut hosts = Self {
-            source: start("source", network.source(), GuestNetwork::SOURCE)?,
+            source: start("source", network.source(), GuestNetwork::SOURCE, source)?,
             destination: start(
                 "destination",
                 network.destination(),
                 GuestNetwork::DESTINATION,
+                destination,
             )?,
             network,
         };
@@ -264,13 +292,14 @@ impl LibvirtHosts {
     }
 
     /// Starts another host, from which domains move to the same destination. It is configured by
-    /// default.
+    /// default, and has the source's version of libvirt.
     ///
     /// # Errors
     /// When the kernel does not allow it, or its daemon does not start.
     pub fn third(&self, lab: &Lab) -> Result<LibvirtHost, LabError> {
         let (namespace, address) = (self.network.third_host()?, GuestNetwork::THIRD);
-        let mut host = LibvirtHost::start(lab, "third", &namespace, address, false)?;
+        let version = self.source.version;
+        let mut host = LibvirtHost::start(lab, "third", &namespace, address, version, false)?;
         host.wait_ready()?;
         Ok(host)
     }

@@ -9,8 +9,10 @@ mod config;
 mod domain;
 mod events;
 mod host;
+mod version;
 
 pub use config::{DomainConfig, DomainConsole};
 pub use domain::Domain;
 pub use events::DomainEvents;
 pub use host::{LibvirtHost, LibvirtHosts};
+pub use version::LibvirtVersion;
