@@ -4,7 +4,7 @@
 //! makes the domain, starts QEMU with it and owns both from the beginning. What follows the
 //! domain's description in the pipe is QEMU's migration stream, which the QEMU adapter writes
 //! ([`PipedMachine`]). A libvirt that opens the file more than once gets another pipe each time
-//! (docs/decisions/0030).
+//! (docs/decisions/0031).
 //!
 //! | file | holds |
 //! | --- | --- |

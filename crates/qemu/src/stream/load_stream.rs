@@ -127,8 +127,8 @@ pub(crate) fn first_pages<'a>(
     Ok(stream)
 }
 
-/// A part of a stream with at least `bytes` bytes and without effect: a package (as QEMU sends it in
-/// post-copy) whose stream ends at once. QEMU copies the rest, and does not read it.
+/// A part of a stream with at least `bytes` bytes and without effect: a package (as QEMU sends it
+/// in post-copy) whose stream ends at once. QEMU copies the rest, and does not read it.
 ///
 /// When QEMU has read it into its buffer, it has loaded what is further ahead than the buffer is
 /// long.
@@ -170,9 +170,8 @@ pub fn tail() -> [u8; 8] {
     TAIL
 }
 
-/// An end that is complete when the stream is closed: the end mark, and a description that is longer
-/// than what follows. QEMU reads it up to its length or the stream's end, whichever comes first, and
-/// then completes what it has loaded. (With a machine type without a description it completes at
+/// An end that is complete when the stream is closed: the end mark, and a description that is
+/// longer than what follows. QEMU reads it up to its length or the stream's end, and then completes what it has loaded. (With a machine type without a description it completes at
 /// once.)
 ///
 /// A second one of these is a part of the first one's description.

@@ -1,8 +1,8 @@
 //! A machine whose owner, another program, gives QEMU a named pipe as its incoming stream: libvirt,
 //! which restores a domain from a file. hikkoshi writes the stream.
 //!
-//! The owner keeps the monitor for itself until the stream has ended. QEMU may read the pipe itself,
-//! or get what a helper of its owner reads (`reader.rs`). So:
+//! The owner keeps the monitor for itself until the stream has ended. QEMU may read the pipe
+//! itself, or get what a helper of its owner reads (`reader.rs`). So:
 //!
 //! * The *beginning* of the stream is written at once. QEMU waits for the rest.
 //! * The RAM blocks are found by *marks*: the stream makes QEMU write a page of our choice to the
@@ -12,8 +12,8 @@
 //!   that this is so with this owner, before the guest is paused.
 //! * The device state is written without the stream's *end*. QEMU has loaded it, but neither opens
 //!   the images nor runs the guest. Until then everything can be cancelled.
-//! * From that time on the reader itself holds the pipe open (`hold.rs`): if this program is killed,
-//!   another one finds the machine as it was.
+//! * From that time on the reader itself holds the pipe open (`hold.rs`): if this program is
+//!   killed, another one finds the machine as it was.
 //! * After *commit* the end is written. The owner runs the guest.
 
 mod attach;

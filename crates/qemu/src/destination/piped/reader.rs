@@ -39,8 +39,8 @@ impl StreamPipe {
         Ok(None)
     }
 
-    /// Whether a helper reads the pipe, but no process reads what it writes: its owner has failed, and
-    /// waits until the pipe is closed.
+    /// Whether a helper reads the pipe, but no process reads what it writes: its owner has
+    /// failed, and waits until the pipe is closed.
     pub fn is_abandoned(&self) -> bool {
         self.helpers().iter().any(|helper| {
             let output = format!("/proc/{}/fd/{OUTPUT}", helper.pid());
