@@ -171,8 +171,8 @@ pub fn tail() -> [u8; 8] {
 }
 
 /// An end that is complete when the stream is closed: the end mark, and a description that is
-/// longer than what follows. QEMU reads it up to its length or the stream's end, and then completes what it has loaded. (With a machine type without a description it completes at
-/// once.)
+/// longer than what follows. QEMU reads it up to its length or the stream's end, and then
+/// completes what it has loaded. (With a machine type without a description it completes at once.)
 ///
 /// A second one of these is a part of the first one's description.
 pub(crate) fn tail_until_closed() -> [u8; 6] {

@@ -169,7 +169,7 @@ impl PipedMachine {
                     Err(error) => return Err(error),
                 }
                 let checked = wait.check(&mut *self.owner, &self.process);
-                checked.map_err(|error| self.explain(error))?;
+                checked.map_err(|error| self.explain(error, wait.part))?;
                 std::thread::sleep(Duration::from_millis(1));
             }
             if let Some(addresses) = marks.addresses(&self.process)? {
@@ -182,7 +182,7 @@ impl PipedMachine {
     fn write(&mut self, bytes: &[u8], wait: &Wait<'_>) -> Result<(), PipedError> {
         let (owner, process) = (&mut *self.owner, &self.process);
         let written = self.pipe.write(bytes, &mut || wait.check(owner, process));
-        written.map_err(|error| self.explain(error))
+        written.map_err(|error| self.explain(error, wait.part))
     }
 
     /// Waits until the pipe was read.
@@ -191,11 +191,18 @@ impl PipedMachine {
         let read = self
             .pipe
             .wait_until_read(&mut || wait.check(owner, process));
-        read.map_err(|error| self.explain(error))
+        read.map_err(|error| self.explain(error, wait.part))
     }
 
     /// The reason of its owner, which has what QEMU has reported, if QEMU has ended.
-    fn explain(&mut self, error: PipedError) -> PipedError {
+    fn explain(&mut self, mut error: PipedError, part: &'static str) -> PipedError {
+        // QEMU closes the pipe before it ends.
+        if let PipedError::Pipe { source } = &error
+            && source.kind() == io::ErrorKind::BrokenPipe
+            && self.ends_soon()
+        {
+            error = PipedError::Ended { part };
+        }
         if !matches!(error, PipedError::Ended { .. }) {
             return error;
         }
@@ -208,6 +215,14 @@ impl PipedMachine {
             std::thread::sleep(Duration::from_millis(10));
         }
         error
+    }
+
+    fn ends_soon(&self) -> bool {
+        let until = Instant::now() + REPORT_TIMEOUT;
+        while self.process.is_alive() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        !self.process.is_alive()
     }
 
     /// Closes the pipe everywhere. The owner waits for that, although QEMU has ended.
@@ -332,7 +347,7 @@ impl PipedStream {
         let answers = machine.owner.check_answers();
         answers.map_err(|what| PipedError::Owner { what })?;
         let checked = wait.check(&mut *machine.owner, &machine.process);
-        checked.map_err(|error| machine.explain(error))?;
+        checked.map_err(|error| machine.explain(error, wait.part))?;
         // Less than a page is written as a whole or not at all (pipe(7)).
         if machine.reader.pid() == machine.process.pid() {
             return machine.write(&stream::tail(), wait);

@@ -10,8 +10,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::StreamPipe;
 
@@ -47,7 +47,7 @@ impl StreamPipe {
             let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
             let mut options = File::options();
             let opened = options.write(true).custom_flags(nonblocking).open(output);
-            opened.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::NXIO))
+            opened.is_ok_and(|output| has_no_reader(&output))
         })
     }
 
@@ -63,6 +63,13 @@ impl StreamPipe {
             .filter(|process| is_helper(process.pid()));
         helpers.collect()
     }
+}
+
+/// A pipe without a reader has an error (`pipe_poll` in the kernel's `fs/pipe.c`).
+fn has_no_reader(pipe: &File) -> bool {
+    let mut poll = [PollFd::new(pipe, PollFlags::OUT)];
+    let polled = rustix::event::poll(&mut poll, Some(&Timespec::default()));
+    polled.is_ok() && poll[0].revents().contains(PollFlags::ERR)
 }
 
 /// The device and inode of a process's pipe with this number.
