@@ -41,7 +41,8 @@ pub(crate) struct DiskArgs {
 
     /// Copy disks without the internal snapshots of their images
     ///
-    /// Otherwise a guest with such snapshots is refused, because a copy does not have them.
+    /// Otherwise a guest with such snapshots is refused, because a copy does not have them. So is a
+    /// domain with snapshots; with this option, the destination's libvirt does not know of them.
     #[arg(verbatim_doc_comment, long, requires = "copy_disks", help_heading = MIGRATION)]
     pub drop_snapshots: bool,
 

@@ -135,6 +135,20 @@ impl OfferedMachine {
 }
 
 impl Checked {
+    /// Adds the domain that the guest is to what is offered, as its daemon describes it.
+    pub fn set_domain(&mut self, mut domain: Option<Domain>, selection: &DiskSelection) {
+        let Some(offer) = &mut self.offer else {
+            return;
+        };
+        if let Some(domain) = &mut domain {
+            match offer.disks.drop_snapshots(domain, selection) {
+                Ok(()) => self.notes.append(&mut offer.disks.notices),
+                Err(error) => self.refused_disks = Some(error),
+            }
+        }
+        offer.domain = domain;
+    }
+
     /// Whether the guest can be moved by this mode.
     pub fn allows(&self, mode: Mode) -> bool {
         let excludes = |obstacle: &AttachError| obstacle.excludes().includes(mode);

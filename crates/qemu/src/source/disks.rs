@@ -55,7 +55,10 @@ impl QemuSource {
     ///
     /// See [`SelectError`]; the guest is unchanged.
     pub fn choose_disks(&mut self, selection: &DiskSelection) -> Result<Vec<String>, SelectError> {
-        let chosen = disks::choose(connected(&mut self.client)?, selection)?;
+        let mut chosen = disks::choose(connected(&mut self.client)?, selection)?;
+        if let Some(domain) = &mut self.domain {
+            chosen.drop_snapshots(domain, selection)?;
+        }
         chosen.remove_left_marks();
         self.offered_disks = chosen.offer()?;
         self.copies.disks = chosen.copied;

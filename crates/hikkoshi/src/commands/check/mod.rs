@@ -78,9 +78,7 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
             hikkoshi_qemu::check_by(monitor, &allowed, &guest.disks).and_then(|mut checked| {
-                if let Some(offer) = &mut checked.offer {
-                    offer.domain = Monitor::domain(&domain)?;
-                }
+                checked.set_domain(Monitor::domain(&domain)?, &guest.disks);
                 let refused = domain.check_unchanged(None).err();
                 checked.obstacles.extend(refused.map(Into::into));
                 Ok(checked)

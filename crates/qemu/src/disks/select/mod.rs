@@ -1,6 +1,6 @@
 //! Which disks are copied, and which both hosts use.
 
-use hikkoshi_wire::{Disk, DiskPlan, GuestDisks, ImageMark, MAX_COPIED_DISKS, MAX_DISKS};
+use hikkoshi_wire::{Disk, DiskPlan, Domain, GuestDisks, ImageMark, MAX_COPIED_DISKS, MAX_DISKS};
 use serde_json::Value;
 
 use super::describe::describe;
@@ -23,7 +23,8 @@ pub struct DiskSelection {
     /// These are not copied, and both hosts use them. `None`: that must be found out of each disk.
     /// Empty: each disk that is not copied.
     pub shared: Option<Vec<String>>,
-    /// Whether a disk is copied without its internal snapshots.
+    /// Whether disks are copied without the internal snapshots of their images, and without the
+    /// snapshots that the daemon of the guest's domain knows of.
     pub drop_snapshots: bool,
     /// Whether a disk is copied without its dirty bitmaps.
     pub drop_bitmaps: bool,
@@ -84,6 +85,35 @@ impl ChosenDisks {
             offered.marks = Some(marks);
         }
         Ok(offered)
+    }
+
+    /// Takes its snapshots from the description of a domain whose disks are copied: their content is
+    /// in the source's images only. Adds a notice if it does.
+    ///
+    /// # Errors
+    ///
+    /// [`SelectError::LeftBehind`], unless that is allowed.
+    pub(crate) fn drop_snapshots(
+        &mut self,
+        domain: &mut Domain,
+        selection: &DiskSelection,
+    ) -> Result<(), SelectError> {
+        if self.copied.is_empty() || domain.snapshots.is_empty() {
+            return Ok(());
+        }
+        let number = domain.snapshots.len();
+        let what = format!("the snapshots of the domain {} ({number})", domain.name);
+        if !selection.drop_snapshots {
+            return Err(SelectError::LeftBehind {
+                what,
+                options: "--drop-snapshots".to_owned(),
+            });
+        }
+        domain.snapshots.clear();
+        self.notices.push(format!(
+            "{what} are not described to the destination's daemon: their content is not copied"
+        ));
+        Ok(())
     }
 
     /// Removes the marks that a killed engine has left. Only for the engine that has exclusive

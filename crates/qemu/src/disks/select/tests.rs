@@ -1,7 +1,7 @@
 use super::*;
 use std::fs::File;
 
-use hikkoshi_wire::{DiskImage, ImageName};
+use hikkoshi_wire::{DiskImage, DomainSnapshot, ImageName};
 use rustix::fs::{XattrFlags, fsetxattr};
 
 fn image(is_device: bool, shared: Option<&str>) -> ImageFile {
@@ -319,4 +319,50 @@ fn each_image_that_the_guest_writes_to_is_marked_until_it_is_compared() {
     assert!(offered.disks.disks[0].image.may_be_same(&clone.1));
     drop(offered);
     assert_eq!(here("same").0, Absent);
+}
+
+#[test]
+fn the_snapshots_of_a_domain_whose_disks_are_copied() {
+    let described = || Domain {
+        name: "guest".to_owned(),
+        uuid: String::new(),
+        xml: Vec::new(),
+        persistent: Vec::new(),
+        autostart: false,
+        snapshots: vec![DomainSnapshot {
+            xml: Vec::new(),
+            current: true,
+        }],
+    };
+    let drop = |copied: Vec<CopiedDisk>, drop_snapshots| {
+        let mut chosen = ChosenDisks {
+            copied,
+            ..ChosenDisks::default()
+        };
+        let selection = DiskSelection {
+            drop_snapshots,
+            ..selection(Some(&[]), None)
+        };
+        let mut domain = described();
+        let dropped = chosen.drop_snapshots(&mut domain, &selection);
+        dropped.map_err(|error| error.to_string())?;
+        Ok::<_, String>((domain.snapshots.len(), chosen.notices.len()))
+    };
+    let disk = || CopiedDisk {
+        node: "n".into(),
+        label: "vda".into(),
+        bytes: 1,
+        images: Vec::new(),
+        left_behind: LeftBehind {
+            snapshots: Vec::new(),
+            bitmaps: Vec::new(),
+            in_memory: Vec::new(),
+        },
+    };
+    assert_eq!(drop(Vec::new(), false), Ok((1, 0)));
+    assert_eq!(drop(vec![disk()], true), Ok((0, 1)));
+    let error = drop(vec![disk()], false).unwrap_err();
+    for part in ["the snapshots of the domain guest (1)", "--drop-snapshots"] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
 }
