@@ -18,6 +18,9 @@ const MAX_LAYERS: usize = 16;
 /// The beginning of a qcow2 image (docs/interop/qcow2.txt of QEMU).
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 
+/// Of its incompatible features, which version 3 has: its data is in a file that it names.
+const EXTERNAL_DATA: u64 = 1 << 2;
+
 /// Drivers of nodes that pass a disk on as it is.
 const FILTERS: [&str; 6] = [
     "blkdebug",
@@ -63,6 +66,9 @@ impl PipedDisk {
         if self.disk.images.len() != 1 {
             return Err("its image has backing files, or may have");
         }
+        if self.has_data_file(image) {
+            return Err("the data of its image is in another file");
+        }
         let mut options = self.options.clone();
         let mut lowest = &mut options;
         while lowest.get("file").is_some_and(Value::is_object) {
@@ -71,10 +77,22 @@ impl PipedDisk {
         if !matches!(lowest["driver"].as_str(), Some("file" | "host_device")) {
             return Err("its image is not a file or device of this host");
         }
+        if self.bytes.is_none() {
+            return Err(
+                "its size is not known: it is neither the whole of a raw nor of a qcow2 image",
+            );
+        }
         lowest["filename"] = image.path().into();
         // It is written to, from the beginning.
         lowest["auto-read-only"] = false.into();
         Ok(ServedDisk { options, name })
+    }
+
+    /// Whether another file has the data of its image, which would be opened by its name.
+    fn has_data_file(&self, image: &ImageFile) -> bool {
+        let mut layers = std::iter::successors(Some(&self.options), |layer| layer.get("file"));
+        layers.any(|layer| layer.get("data-file").is_some())
+            || (self.disk.driver == "qcow2" && names_data_file(image))
     }
 }
 
@@ -307,6 +325,17 @@ fn size(driver: &str, image: &ImageFile) -> Option<u64> {
     }
 }
 
+/// Whether the head of a qcow2 image says that another file has its data.
+fn names_data_file(image: &ImageFile) -> bool {
+    let mut head = [0; 80];
+    let read = image.open().and_then(|mut file| file.read_exact(&mut head));
+    // That of version 2 is shorter, and has no features.
+    let (version, features) = (&head[4..8], head.last_chunk().copied().unwrap_or_default());
+    read.is_ok()
+        && version >= &3_u32.to_be_bytes()[..]
+        && u64::from_be_bytes(features) & EXTERNAL_DATA != 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -454,7 +483,10 @@ mod tests {
     fn an_image_is_opened_by_another_program_as_qemu_has_opened_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.qcow2");
-        let _open = std::fs::File::create(&path).unwrap();
+        let mut head = [0; 80];
+        head[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        std::fs::write(&path, head).unwrap();
+        let open = std::fs::File::options().write(true).open(&path).unwrap();
         let path = path.to_str().unwrap();
         let storage = json!({ "driver": "file", "filename": path, "node-name": "s",
             "auto-read-only": true, "discard": "unmap" });
@@ -497,7 +529,18 @@ mod tests {
         luks["encrypt"] = json!({ "format": "luks", "key-secret": "k" });
         assert!(why(luks, &storage).contains("encrypted"));
         let remote = json!({ "driver": "rbd", "pool": "p", "image": "i", "node-name": "s" });
-        assert!(why(qcow2, &remote).contains("not a file"));
+        assert!(why(qcow2.clone(), &remote).contains("not a file"));
+        let part = json!({ "node-name": "f", "driver": "raw", "file": "s", "size": 512 });
+        assert!(why(part, &storage).contains("size is not known"));
+        let mut separate = qcow2.clone();
+        separate["data-file"] = "d".into();
+        assert!(why(separate, &storage).contains("in another file"));
+        head[79] = 4;
+        std::os::unix::fs::FileExt::write_all_at(&open, &head, 0).unwrap();
+        assert!(why(qcow2.clone(), &storage).contains("in another file"));
+        head[7] = 2;
+        std::os::unix::fs::FileExt::write_all_at(&open, &head, 0).unwrap();
+        of(qcow2, &storage).expect("version 2 has no such feature");
     }
 
     #[test]
