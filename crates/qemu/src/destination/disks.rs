@@ -36,7 +36,7 @@ const LISTENER: &str = "hikkoshi-disks";
 
 /// The first QEMU whose limit for the setup of a connection, 10 s, can be changed. Older ones have
 /// none, or, if they were mended, one that cannot be.
-const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
+pub(super) const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
 
 /// The disks cannot be served.
 #[derive(Debug, Error)]
@@ -374,6 +374,11 @@ impl QemuDestination {
             Some(daemon) => daemon.end(),
             None => Ok(()),
         }
+    }
+
+    /// Kills the program that serves the disks, if that is not QEMU: the copies are given up.
+    pub(super) fn kill_daemon(&mut self) {
+        drop(self.disk_server.take_if(|server| server.daemon.is_some()));
     }
 
     /// Ends the server in QEMU. The images stay active, and QEMU's own.

@@ -32,9 +32,7 @@ impl QemuDestination {
                 Err(error) => first = Err(error.into()),
             }
         }
-        if let Err(error) = self.end_daemon() {
-            tracing::warn!(error = %Report::new(&error), "ending what serves the guest's disks");
-        }
+        self.kill_daemon();
         // Before the socket is closed: QEMU may end then.
         if !self.has_ended()
             && let Err(error) = self.end_server()

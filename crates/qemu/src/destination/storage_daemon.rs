@@ -12,13 +12,17 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_wire::text::one_line;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use thiserror::Error;
+
+use super::disks::HANDSHAKE_LIMIT_SINCE;
+use crate::qmp::Version;
 
 /// The program.
 const PROGRAM: &str = "qemu-storage-daemon";
@@ -26,8 +30,12 @@ const PROGRAM: &str = "qemu-storage-daemon";
 /// How long it may take to open the images.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long it may take to write what it holds to the images, and to close them.
-const END_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long it may take to write what it holds to the images, and to close them. The guest is
+/// paused, and the disks were flushed every second.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long to wait for it when it was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often to look whether it has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -35,8 +43,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The beginning of what an NBD server sends first.
 const GREETING: [u8; 8] = *b"NBDMAGIC";
 
-/// The most of its messages that an error has.
-const MAX_WRITTEN: u64 = 4096;
+/// How much of its messages is kept, in bytes: the last ones.
+const MAX_WRITTEN: usize = 4096;
 
 /// The storage daemon does not serve the disks.
 #[derive(Debug, Error)]
@@ -82,7 +90,11 @@ pub(super) struct ServedDisk {
 
 /// The running daemon. Killed when it is dropped.
 #[derive(Debug)]
-pub(super) struct StorageDaemon(Child);
+pub(super) struct StorageDaemon {
+    process: Child,
+    /// Reads its messages until it ends.
+    messages: Option<JoinHandle<Vec<u8>>>,
+}
 
 impl StorageDaemon {
     /// Starts a daemon that serves these disks on this socket.
@@ -98,7 +110,10 @@ impl StorageDaemon {
             command.arg("--blockdev").arg(node.to_string());
         }
         // Its standard input is the socket.
-        let server = json!({ "addr": { "type": "fd", "str": "0" }, "max-connections": 0 });
+        let mut server = json!({ "addr": { "type": "fd", "str": "0" }, "max-connections": 0 });
+        if version().is_some_and(|version| version >= HANDSHAKE_LIMIT_SINCE) {
+            server["handshake-max-seconds"] = json!(0);
+        }
         command.arg("--nbd-server").arg(server.to_string());
         for ServedDisk { name, .. } in disks {
             let export = json!({
@@ -110,8 +125,21 @@ impl StorageDaemon {
             .stdin(OwnedFd::from(listener))
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        let child = command.spawn().map_err(StorageDaemonError::Start)?;
-        Ok(Self(child))
+        let process = command.spawn().map_err(StorageDaemonError::Start)?;
+        Self::of(process)
+    }
+
+    fn of(process: Child) -> Result<Self, StorageDaemonError> {
+        let mut daemon = Self {
+            process,
+            messages: None,
+        };
+        if let Some(stderr) = daemon.process.stderr.take() {
+            let thread = thread::Builder::new().name("dst-disk-daemon".into());
+            let thread = thread.spawn(move || last_written(stderr));
+            daemon.messages = Some(thread.map_err(StorageDaemonError::Start)?);
+        }
+        Ok(daemon)
     }
 
     /// Waits until it greets on this connection: it has opened all images then.
@@ -137,7 +165,7 @@ impl StorageDaemon {
 
     /// Ends it. Everything that was written is in the images then.
     pub(super) fn end(mut self) -> Result<(), StorageDaemonError> {
-        let signalled = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let signalled = kill_process(Pid::from_child(&self.process), Signal::TERM);
         signalled.map_err(|error| StorageDaemonError::End(error.into()))?;
         match self.wait(END_TIMEOUT)? {
             Some(status) if status.success() => Ok(()),
@@ -152,7 +180,7 @@ impl StorageDaemon {
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, StorageDaemonError> {
         let began = Instant::now();
         loop {
-            match self.0.try_wait().map_err(StorageDaemonError::End)? {
+            match self.process.try_wait().map_err(StorageDaemonError::End)? {
                 Some(status) => return Ok(Some(status)),
                 None if began.elapsed() >= limit => return Ok(None),
                 None => thread::sleep(POLL_INTERVAL),
@@ -161,11 +189,9 @@ impl StorageDaemon {
     }
 
     fn ended(&mut self, status: ExitStatus) -> StorageDaemonError {
-        let mut written = String::new();
-        if let Some(stderr) = self.0.stderr.take() {
-            // What is not text is not shown.
-            let _ = stderr.take(MAX_WRITTEN).read_to_string(&mut written);
-        }
+        let messages = self.messages.take();
+        let written = messages.and_then(|thread| thread.join().ok());
+        let written = String::from_utf8_lossy(written.as_deref().unwrap_or_default()).into_owned();
         let written = one_line(written.trim());
         let written = match written.is_empty() {
             true => String::new(),
@@ -178,7 +204,97 @@ impl StorageDaemon {
 impl Drop for StorageDaemon {
     fn drop(&mut self) {
         // It has ended, or is not needed any more.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        match self.wait(KILL_TIMEOUT) {
+            Ok(Some(_)) => {}
+            // It waits for a disk, and cannot use its images any more when that has answered.
+            Ok(None) => tracing::warn!("{PROGRAM} was killed, and has not ended yet"),
+            Err(error) => tracing::warn!(error = %Report::new(&error), "killing {PROGRAM}"),
+        }
+    }
+}
+
+/// The version of the program. `None`: it is not installed, for instance, which starting it
+/// reports.
+fn version() -> Option<Version> {
+    let output = Command::new(PROGRAM)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    parse_version(&String::from_utf8_lossy(&output.ok()?.stdout))
+}
+
+fn parse_version(text: &str) -> Option<Version> {
+    let (_, rest) = text.split_once(" version ")?;
+    let numbers = rest.split(|char: char| !char.is_ascii_digit() && char != '.');
+    let mut numbers = numbers.into_iter().next()?.split('.').map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    Some(Version::new(next()?, next()?, next()?))
+}
+
+/// The last that comes from here before it ends.
+fn last_written(mut from: impl Read) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut read = [0; MAX_WRITTEN];
+    loop {
+        match from.read(&mut read) {
+            Ok(0) => return kept,
+            Ok(length) => {
+                kept.extend_from_slice(read.get(..length).unwrap_or_default());
+                kept.drain(..kept.len().saturating_sub(MAX_WRITTEN));
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return kept,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_version_is_read() {
+        let of = |text: &str| parse_version(text);
+        let debian = "qemu-storage-daemon version 7.2.17 (Debian 1:7.2+dfsg-7+deb12u13)\nCopyright";
+        assert_eq!(of(debian), Some(Version::new(7, 2, 17)));
+        let bare = "qemu-storage-daemon version 10.0.2\n";
+        assert_eq!(of(bare), Some(Version::new(10, 0, 2)));
+        for other in [
+            "",
+            "qemu-storage-daemon version ",
+            "qemu-storage-daemon version 10",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_last_of_its_messages_is_kept() {
+        assert_eq!(last_written(&b"short"[..]), b"short");
+        let long = [vec![b'a'; 3 * MAX_WRITTEN], b"the end".to_vec()].concat();
+        let kept = last_written(&*long);
+        assert_eq!(kept.len(), MAX_WRITTEN);
+        assert!(kept.ends_with(b"aathe end"));
+    }
+
+    #[test]
+    fn it_is_killed_if_it_is_not_needed_and_reported_with_its_messages_if_it_ends() {
+        let run = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stderr(Stdio::piped());
+            StorageDaemon::of(command.spawn().unwrap()).unwrap()
+        };
+        let began = Instant::now();
+        // It does not end by itself, and writes more than a pipe holds.
+        drop(run("trap '' TERM; exec sleep 60"));
+        let mut ended = run("seq 100000 >&2; echo no such image >&2; exit 1");
+        let status = ended
+            .wait(Duration::from_secs(30))
+            .unwrap()
+            .expect("it writes for ever");
+        let text = ended.ended(status).to_string();
+        assert!(text.contains("no such image"), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 }
