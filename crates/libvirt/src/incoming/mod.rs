@@ -137,6 +137,8 @@ pub enum SharedState {
     FileSystem(String),
     /// It is locked.
     InUse,
+    /// That cannot be found out, for this reason.
+    Unknown(String),
 }
 
 impl fmt::Display for SharedState {
@@ -147,6 +149,7 @@ impl fmt::Display for SharedState {
                 "exists on a file system that several hosts may use ({kind})"
             ),
             Self::InUse => f.write_str("another swtpm uses, perhaps the source's"),
+            Self::Unknown(why) => write!(f, "cannot be examined ({why})"),
         }
     }
 }
