@@ -17,6 +17,7 @@ mod pinning;
 mod qom_tree;
 mod refusal;
 mod survey;
+mod tpm;
 pub(crate) mod untested;
 
 pub use excluded_modes::Excludes;

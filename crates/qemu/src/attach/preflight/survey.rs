@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::devices::{self, MemoryWrites};
 use super::qom_tree::{self, Object};
-use super::{Refusal, block, deleted_images, nested, network, other_process, pinning};
+use super::{Refusal, block, deleted_images, nested, network, other_process, pinning, tpm};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
@@ -70,6 +70,7 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
         .found
         .extend(deleted_images::check(&nodes, client.peer()));
     survey.pinning = pinning::first(&nodes, client.peer()).cloned();
+    survey.found.extend(tpm::check(client)?);
     let nested = nested::feature(client)?;
     survey
         .found
@@ -336,6 +337,24 @@ mod tests {
         let text = refusal(&disk, &[]);
         assert!(text.contains("node n is of the type iscsi"), "{text}");
         movable(&disk, &["iscsi"]);
+    }
+
+    #[test]
+    fn a_tpm_whose_state_stays_at_its_host() {
+        let tpm = |options: Value| {
+            let tpm = json!([{ "id": "tpm0", "model": "tpm-crb", "options": options }]);
+            [("query-tpm", tpm)]
+        };
+        movable(&tpm(json!({ "type": "emulator", "data": {} })), &[]);
+        for (options, kind) in [
+            (json!({ "type": "passthrough", "data": {} }), "passthrough"),
+            (json!({ "type": "future" }), "future"),
+            (json!({}), "unknown"),
+        ] {
+            let text = refusal(&tpm(options), &["future"]);
+            let expected = format!("tpm0 is a TPM backend of the type {kind}, and its state");
+            assert!(text.contains(&expected), "{text}");
+        }
     }
 
     #[test]
