@@ -11,7 +11,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_qemu::QmpListener;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, QmpError};
 #[cfg(feature = "libvirt")]
-use hikkoshi_wire::{DomainSnapshot, MAX_SNAPSHOTS};
+use hikkoshi_wire::{DomainSnapshot, MAX_DOMAIN_XML, MAX_SNAPSHOTS};
 
 use crate::DomainError;
 use crate::incoming;
@@ -224,14 +224,7 @@ impl Domain {
             };
             found.iter().map(describe).collect::<Result<Vec<_>, _>>()
         })?;
-        let bytes = snapshots.iter().map(|snapshot| snapshot.xml.len()).sum();
-        if snapshots.len() > MAX_SNAPSHOTS || bytes > MAX_SNAPSHOT_BYTES {
-            return Err(DomainError::Snapshots {
-                name: self.name.clone(),
-                snapshots: snapshots.len(),
-                bytes,
-            });
-        }
+        check_snapshots(&self.name, &snapshots)?;
         Ok(snapshots)
     }
 
@@ -331,6 +324,33 @@ impl Domain {
         }
         crate::end::destroy(&self.daemon, &self.name, process)
     }
+}
+
+/// Checks that these snapshots of the domain `name` can be described to another host.
+#[cfg(feature = "libvirt")]
+fn check_snapshots(name: &str, snapshots: &[DomainSnapshot]) -> Result<(), DomainError> {
+    let lengths = || snapshots.iter().map(|snapshot| snapshot.xml.len());
+    let bytes = lengths().sum();
+    if snapshots.len() > MAX_SNAPSHOTS
+        || bytes > MAX_SNAPSHOT_BYTES
+        || lengths().any(|length| length > MAX_DOMAIN_XML)
+    {
+        return Err(DomainError::Snapshots {
+            name: name.to_owned(),
+            snapshots: snapshots.len(),
+            bytes,
+        });
+    }
+    for snapshot in snapshots {
+        if let Some((snapshot, file)) = incoming::external_memory(&snapshot.xml) {
+            return Err(DomainError::SnapshotMemory {
+                name: name.to_owned(),
+                snapshot,
+                file,
+            });
+        }
+    }
+    Ok(())
 }
 
 fn address(uri: &str, uuid: &str, name: &str) -> MonitorAddress {
@@ -487,5 +507,44 @@ impl Monitor for Domain {
     #[cfg(not(feature = "libvirt"))]
     fn end(&self, _client: &mut Client, _process: &Process) -> Result<(), QmpError> {
         Err(QmpError::Owner(DomainError::NotBuilt.into()))
+    }
+}
+
+#[cfg(all(test, feature = "libvirt"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_that_cannot_be_described_to_another_host() {
+        let snapshot = |xml: &str| DomainSnapshot {
+            xml: xml.as_bytes().to_vec(),
+            current: false,
+        };
+        let check = |snapshots: &[DomainSnapshot]| {
+            check_snapshots("guest", snapshots).map_err(|error| error.to_string())
+        };
+        let memory = |attributes: &str| {
+            snapshot(&format!(
+                "<domainsnapshot><name>before</name><memory {attributes}/></domainsnapshot>"
+            ))
+        };
+        for attributes in ["", "snapshot='no'", "snapshot='internal'"] {
+            assert_eq!(check(&[memory(attributes)]), Ok(()), "{attributes}");
+        }
+        let external = "snapshot='external' file='/var/before.mem'";
+        let error = check(&[memory(""), memory(external)]).unwrap_err();
+        for part in [
+            "before of the domain guest",
+            "/var/before.mem",
+            "--metadata",
+        ] {
+            assert!(error.contains(part), "{part:?} is not in: {error}");
+        }
+        // Below the limit of all together, and above that of one.
+        let long = " ".repeat(MAX_DOMAIN_XML + 1);
+        let error = check(&[snapshot(&long)]).unwrap_err();
+        assert!(error.contains("too much for one move"), "{error}");
+        let many = vec![memory(""); MAX_SNAPSHOTS + 1];
+        assert!(check(&many).unwrap_err().contains("129"));
     }
 }

@@ -110,7 +110,7 @@ pub enum DomainError {
     },
     /// Its snapshots are too many to be described to the destination.
     #[error(
-        "the domain {name} has {snapshots} snapshots, whose descriptions have {bytes} bytes: too many \
+        "the domain {name} has snapshots ({snapshots}) whose descriptions have {bytes} bytes: too much \
          for one move (delete some: 'virsh snapshot-delete', with --metadata to keep their content)"
     )]
     Snapshots {
@@ -120,6 +120,20 @@ pub enum DomainError {
         snapshots: usize,
         /// The length of their descriptions.
         bytes: usize,
+    },
+    /// A part of one is neither in an image nor in the description.
+    #[error(
+        "the snapshot {snapshot} of the domain {name} has the guest's memory in {file}, which does not \
+         move (delete the snapshot, or have libvirt forget it, which keeps the file: 'virsh \
+         snapshot-delete {name} {snapshot} --metadata')"
+    )]
+    SnapshotMemory {
+        /// The domain.
+        name: String,
+        /// The snapshot.
+        snapshot: String,
+        /// Where its memory is.
+        file: String,
     },
     /// It is not as it was when the move began.
     #[error("the domain {name} was changed during the move: {what} (start the move again)")]

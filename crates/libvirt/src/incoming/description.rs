@@ -335,6 +335,18 @@ pub(super) fn cards(xml: &str) -> Vec<OwnedCard> {
         .collect()
 }
 
+/// The name of this snapshot, and the file with the guest's memory, if that is not in an image.
+#[cfg(feature = "libvirt")]
+pub(crate) fn external_memory(snapshot: &[u8]) -> Option<(String, String)> {
+    let document = parse(std::str::from_utf8(snapshot).ok()?).ok()?;
+    let root = document.root_element();
+    let memory = child(root, "memory")?;
+    (memory.attribute("snapshot") == Some("external")).then(|| {
+        let file = memory.attribute("file").unwrap_or("another file");
+        (text(root, "name").unwrap_or_default(), file.to_owned())
+    })
+}
+
 /// Whether it has libvirt's form, in which it is part of file names here.
 fn is_uuid(text: &str) -> bool {
     text.split('-').map(str::len).eq([8, 4, 4, 4, 12])

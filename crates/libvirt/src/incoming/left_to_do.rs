@@ -104,8 +104,8 @@ impl fmt::Display for Text<'_> {
                     .map_or(Path::new("").display(), |file| file.display());
                 write!(
                     f,
-                    "libvirt does not know of all snapshots of the domain {name}: {what}. The images \
-                     have them, and their descriptions are in {} files, the first of which is \
+                    "libvirt does not know of all snapshots of the domain {name}: {what}. Their \
+                     content is in the images of its disks, and their descriptions are in {} files, the first of which is \
                      {first}: 'virsh --connect {uri} snapshot-create {name} FILE --redefine' for \
                      each, in the order of their names, with --current for the one whose name has \
                      'current'. Remove the files afterwards: they may have passwords",

@@ -56,6 +56,8 @@ pub use self::change::{Change, NetworkKind};
 use self::description::Description;
 pub use self::description::DescriptionError;
 #[cfg(feature = "libvirt")]
+pub(crate) use self::description::external_memory;
+#[cfg(feature = "libvirt")]
 use self::left_to_do::DomainNow;
 pub(crate) use self::left_to_do::LeftToDo;
 use crate::{DomainError, process};

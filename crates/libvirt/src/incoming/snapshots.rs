@@ -1,6 +1,7 @@
 //! What libvirt knows of a domain's snapshots, at the destination.
 //!
-//! The content of snapshots is in the images of the domain's disks, which both hosts have. What
+//! The content of snapshots is in the images of the domain's disks, which both hosts have: one with
+//! memory in another file is refused at the source, and one of copied disks is not described. What
 //! libvirt knows of them (`virsh snapshot-list`) is not: it is described to the destination's
 //! libvirt, as its documents say (`VIR_DOMAIN_SNAPSHOT_CREATE_REDEFINE`), when the guest is there.
 //! Until then it is kept in files, because another program may be the one that completes the move.

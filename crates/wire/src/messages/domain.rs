@@ -35,7 +35,8 @@ pub struct Domain {
     pub snapshots: Vec<DomainSnapshot>,
 }
 
-/// A snapshot of a domain. Its content is in the images of the domain's disks.
+/// A snapshot of a domain. Its content is in images that both hosts have, also that of the memory:
+/// the source refuses others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainSnapshot {
     /// libvirt's XML of it; at most [`MAX_DOMAIN_XML`] bytes.
