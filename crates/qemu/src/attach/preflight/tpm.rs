@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::Refusal;
 use crate::qmp::{Client, QmpError};
 
-/// The TPMs of which QEMU does not have the state: all but those of an emulator (swtpm), which gives
-/// it to QEMU as part of the device state.
+/// The TPMs of which QEMU does not have the state: all but those of an emulator (swtpm), which
+/// gives it to QEMU as part of the device state.
 pub(super) fn check(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
     let answer = match client.execute("query-tpm", json!({})) {
         // This QEMU was built without TPMs.

@@ -87,8 +87,8 @@ impl ChosenDisks {
         Ok(offered)
     }
 
-    /// Takes its snapshots from the description of a domain whose disks are copied: their content is
-    /// in the source's images only. Adds a notice if it does.
+    /// Takes its snapshots from the description of a domain whose disks are copied: their content
+    /// is in the source's images only. Adds a notice if it does.
     ///
     /// # Errors
     ///
