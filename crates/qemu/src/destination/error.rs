@@ -265,27 +265,23 @@ impl LoadError {
             }
             _ => return None,
         };
-        let reason = error.as_deref().and_then(reason);
-        if written.is_none() && reason.is_none() {
+        let error = error.as_deref();
+        let bare = error.map(|error| without_reason(error).unwrap_or_default());
+        if written.is_none() && bare == error {
             return None;
         }
-        let bare = error.as_deref().map(|error| match reason {
-            Some(reason) => error
-                .strip_suffix(reason)
-                .unwrap_or(error)
-                .trim_end_matches(": "),
-            None => error,
-        });
-        let texts = [error.as_deref(), written.as_deref()];
-        Some(refused(bare, texts, *tpm, why))
+        Some(refused(bare, [error, written.as_deref()], *tpm, why))
     }
 }
 
-/// The reason in the error that QEMU reports, if it has one (QEMU 11.1): `Unknown section …` in
-/// `load of migration failed: Invalid argument: Unknown section …`. An older QEMU writes it.
-fn reason(error: &str) -> Option<&str> {
-    let rest = error.strip_prefix("load of migration failed: ")?;
-    Some(rest.split_once(": ")?.1)
+/// The error that QEMU reports without the reason, which QEMU 11.1 adds: `load of migration failed:
+/// Invalid argument` of `load of migration failed: Invalid argument: Unknown section …`. (An older
+/// QEMU writes the reason.) `None` for an error of another form.
+fn without_reason(error: &str) -> Option<&str> {
+    let begin = "load of migration failed: ";
+    let rest = error.strip_prefix(begin)?;
+    let end = rest.find(": ").unwrap_or(rest.len());
+    error.get(..begin.len() + end)
 }
 
 /// That QEMU refused a device state, and why.
@@ -293,15 +289,17 @@ fn refused_by(error: &Option<String>, written: &Option<String>, tpm: bool) -> St
     let error = error.as_deref();
     let why = match written {
         Some(written) => format!(". It wrote: {written}"),
-        None if error.and_then(reason).is_some() => String::new(),
+        None if error.is_some_and(|error| without_reason(error) != Some(error)) => String::new(),
         None => ": its log or standard error says why".to_owned(),
     };
     refused(error, [error, written.as_deref()], tpm, &why)
 }
 
-/// That QEMU refused a device state, `why`, and what to do if that is known from these texts.
+/// That QEMU refused a device state with this error, which may be empty, `why`, and what to do if
+/// that is known from these texts.
 fn refused(error: Option<&str>, texts: [Option<&str>; 2], tpm: bool, why: &str) -> String {
     let error_text = match error {
+        Some("") => String::new(),
         Some(error) => format!(" ({error})"),
         None => " and exited".to_owned(),
     };
@@ -379,6 +377,20 @@ mod tests {
         assert_eq!(
             refused.without_reasons().unwrap(),
             format!("{begin}): {why} {advice}")
+        );
+        // Of an unknown form, the peer is sent nothing.
+        let refused = LoadError::Refused {
+            tpm: false,
+            error: Some("Could not open '/secret/disk': Permission denied".to_owned()),
+            written: None,
+        };
+        assert!(
+            refused.to_string().ends_with("Permission denied)"),
+            "{refused}"
+        );
+        assert_eq!(
+            refused.without_reasons().unwrap(),
+            format!("loading the device state: QEMU refused it: {why}")
         );
     }
 
