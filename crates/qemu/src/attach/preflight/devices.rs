@@ -33,6 +33,9 @@ pub(crate) enum MemoryWrites {
 pub(super) const OTHER_PROCESS: &str = "another process, or a device of the host, writes to the \
      guest's memory for it, which cannot be tracked from outside QEMU, so pages would be lost in \
      any mode";
+const PASST: &str = "what 'info network' says of it does not show that it runs without vhost-user. \
+     With vhost-user another process writes to the guest's memory, so pages could be lost in any \
+     mode";
 const WINDOW: &str = "its memory is shared with programs that do not move with the guest";
 const SPARSE: &str = "memory that is plugged and unplugged at run time is not supported yet";
 const ENCLAVE: &str = "its memory is encrypted by the host's processor and cannot be read";
@@ -134,6 +137,7 @@ pub(crate) fn of_network(kind: &str, info: &str) -> MemoryWrites {
         {
             MemoryWrites::Tracked
         }
+        "passt" if !info.starts_with("vhost-user") => MemoryWrites::Refused(PASST),
         "passt" => MemoryWrites::Refused(OTHER_PROCESS),
         "nic" | "none" | "user" | "tap" | "bridge" | "l2tpv3" | "socket" | "stream" | "dgram"
         | "vde" | "hubport" | "netmap" | "af-xdp" => MemoryWrites::Tracked,

@@ -18,8 +18,10 @@ pub(crate) struct Peer {
 pub(crate) fn peers(client: &mut Client) -> Result<Vec<Peer>, QmpError> {
     let command = "info network";
     let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
-    parse(answer.as_str().unwrap_or_default())
-        .map_err(|line| QmpError::unexpected(command, line.to_owned()))
+    let text = answer
+        .as_str()
+        .ok_or_else(|| QmpError::unexpected(command, "not a text"))?;
+    parse(text).map_err(|line| QmpError::unexpected(command, line.to_owned()))
 }
 
 /// `n0: index=0,type=user,net=…`, possibly after ` \ `, or after the port
@@ -55,6 +57,7 @@ fn parse(text: &str) -> Result<Vec<Peer>, &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qmp::scripted;
 
     fn kinds(text: &str) -> Vec<(String, String)> {
         let peers = parse(text).unwrap();
@@ -101,6 +104,16 @@ mod tests {
         ] {
             assert_eq!(parse(&format!("hub 0\r\n{line}\r\n")), Err(line));
         }
+    }
+
+    #[test]
+    fn an_answer_of_another_form_is_not_a_guest_without_backends() {
+        let (mut client, _qemu) = scripted::session(|_| Ok(json!({})));
+        let error = peers(&mut client).unwrap_err().to_string();
+        assert!(
+            error.contains("info network") && error.contains("not a text"),
+            "{error}"
+        );
     }
 
     #[test]

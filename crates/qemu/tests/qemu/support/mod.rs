@@ -72,7 +72,7 @@ impl Program {
         self.label == "7.2"
     }
 
-    /// QEMU 10.0 and later.
+    /// The newest QEMU of the tests.
     pub(crate) fn is_newest(&self) -> bool {
         self.label == QemuVersion::V11_1.label()
     }
