@@ -1,7 +1,8 @@
 //! The table of QEMU's versions in [`DOCUMENT`]: how many rows of [`MATRIX`] there are for each
-//! pair of versions. So it says what the tests have found, and nothing else.
+//! pair of versions. So it says what the tests have found, and nothing else. For versions that only
+//! the test's list has, the page says that they are not in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::Finding;
@@ -9,6 +10,10 @@ use crate::tree::{Tree, TreeError};
 
 pub(crate) const DOCUMENT: &str = "docs/versions.md";
 const MATRIX: &str = "docs/matrix.md";
+/// The list of the rows, which names versions as `V10_0`.
+const ROWS: &str = "tests/src/matrix/rows.rs";
+/// How the page begins to name the versions in [`ROWS`] that [`MATRIX`] does not have.
+const NOT_RUN: &str = "Not in this table: the rows with ";
 
 /// The line above the table's rows, so that other tables are left alone.
 const HEADER: &str = "| source | destination | moved | refused | not tested |";
@@ -33,7 +38,8 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, TreeError> {
     {
         return Ok(Vec::new());
     }
-    let expected = table(&count(&tree.text(Path::new(MATRIX))?));
+    let found = count(&tree.text(Path::new(MATRIX))?);
+    let expected = table(&found);
     let text = tree.text(Path::new(DOCUMENT))?;
     let Some(header) = text.lines().position(|line| line == HEADER) else {
         return Ok(Vec::new());
@@ -44,18 +50,47 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, TreeError> {
         .skip(header + 2)
         .take_while(|line| line.starts_with('|'))
         .collect();
-    if rows == expected {
-        return Ok(Vec::new());
+    let mut what = Vec::new();
+    if rows != expected {
+        what.push(format!(
+            "these rows do not count those of {MATRIX}, which are:\n{}",
+            expected.join("\n")
+        ));
     }
-    let what = format!(
-        "these rows do not count those of {MATRIX}, which are:\n{}",
-        expected.join("\n")
-    );
-    Ok(vec![Finding {
+    if tree.has(Path::new(ROWS)) {
+        what.extend(not_run(&text, &tree.text(Path::new(ROWS))?, &found));
+    }
+    let finding = |what| Finding {
         file: DOCUMENT.into(),
         line: header + 1,
         what,
-    }])
+    };
+    Ok(what.into_iter().map(finding).collect())
+}
+
+/// What is wrong with the sentence about versions of which no row was run.
+fn not_run(page: &str, rows: &str, found: &BTreeMap<(Version, Version), Rows>) -> Option<String> {
+    let words = rows.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    let listed: BTreeSet<Version> = words
+        .filter_map(|word| {
+            let (major, minor) = word.strip_prefix('V')?.split_once('_')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        })
+        .collect();
+    let run: BTreeSet<Version> = found.keys().flat_map(|(from, to)| [*from, *to]).collect();
+    let missing: Vec<_> = listed
+        .difference(&run)
+        .map(|(major, minor)| format!("{major}.{minor}"))
+        .collect();
+    let is_said = match missing.is_empty() {
+        true => !page.contains(NOT_RUN),
+        false => page.contains(&format!("{NOT_RUN}{}. ", missing.join(", "))),
+    };
+    (!is_said).then(|| {
+        format!(
+            "versions in {ROWS} without a row in {MATRIX} are named by \"{NOT_RUN}\": {missing:?}"
+        )
+    })
 }
 
 /// Counts the rows by the versions of source and destination, which begin their cells.
@@ -133,5 +168,16 @@ mod tests {
             "{}",
             wrong[0].what
         );
+        // A version that is only in the list of the rows.
+        std::fs::create_dir_all(root.path().join("tests/src/matrix")).unwrap();
+        std::fs::write(root.path().join(ROWS), "use V::{V7_2, V10_0, V11_1};").unwrap();
+        let found = findings(right);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].what.ends_with("[\"11.1\"]"), "{}", found[0].what);
+        let said = format!("{right}\n{NOT_RUN}11.1. Others.\n");
+        assert_eq!(findings(&said), []);
+        // It was run since.
+        std::fs::write(root.path().join(ROWS), "use V::{V7_2, V10_0};").unwrap();
+        assert_eq!(findings(&said).len(), 1);
     }
 }

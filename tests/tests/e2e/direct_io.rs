@@ -142,7 +142,7 @@ fn direct_reads_of_a_raw_disk_in_each_mode() {
 fn direct_reads_of_a_qcow2_disk_with_an_iothread() {
     use Aio::{IoUring, Native, Threads};
     let moves = [("precopy", IoUring), ("hybrid", Threads)];
-    no_stale_page(V7_2, DiskFormat::Qcow2, Native, &moves);
+    no_stale_page(V11_1, DiskFormat::Qcow2, Native, &moves);
 }
 
 /// Every mode from every way of reading; hybrid twice.
@@ -166,8 +166,9 @@ fn every_mode_from_every_way_of_reading_a_raw_disk() {
 }
 
 #[test]
-#[ignore = "twelve migrations: `make direct-io`"]
+#[ignore = "two times twelve migrations: `make direct-io`"]
 fn every_mode_from_every_way_of_reading_a_qcow2_disk() {
+    everything(V11_1, DiskFormat::Qcow2);
     everything(V7_2, DiskFormat::Qcow2);
 }
 

@@ -49,6 +49,8 @@ pub(crate) struct Attached {
     pub(crate) processors: Processors,
     pub(crate) lock: ExclusiveAccess,
     pub(crate) machine: Machine,
+    /// Whether a trial has shown that this QEMU, of an untested version, drains its disks.
+    pub(crate) drains: bool,
 }
 
 /// Attaches to the QEMU of this monitor, and checks everything that can be
@@ -86,11 +88,14 @@ pub(crate) fn attach(
     let lock = exclusive_access::acquire(&process)?;
     if side == Side::Source {
         stale_userfaultfds::remove(&process)?;
+        untested::remove_left(&mut client).map_err(Refusal::Qmp)?;
     }
     // A mode that is not known yet is checked when its rounds begin.
+    let mut drains = false;
     if side == Side::Source
         && mode.is_some_and(|mode| Excludes::Rounds.includes(mode))
-        && let Some(refusal) = untested::check_drain(&mut client).map_err(Refusal::Qmp)?
+        && let Some(refusal) =
+            untested::check_drain(&mut client, &mut drains).map_err(Refusal::Qmp)?
     {
         return Err(refusal.into());
     }
@@ -120,5 +125,6 @@ pub(crate) fn attach(
         processors,
         lock,
         machine,
+        drains,
     })
 }

@@ -121,6 +121,8 @@ pub struct QemuSource {
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
+    /// See [`Attached::drains`].
+    drains: bool,
     userfault: Option<RemoteUserfault>,
     identity: QemuIdentity,
     undo: UndoRecord,
@@ -199,6 +201,7 @@ impl QemuSource {
             processors,
             lock,
             machine,
+            drains,
         } = qemu;
         Ok(Self {
             oom_kills: oom_kills::count(&process),
@@ -221,6 +224,7 @@ impl QemuSource {
             node_may_exist: false,
             log: None,
             needs_drain: false,
+            drains,
             userfault: None,
             identity,
             undo: UndoRecord::default(),
@@ -249,7 +253,8 @@ impl QemuSource {
         let mut found = preflight::check_tracking(self.qemu.ram.layout());
         found.retain(|refusal| refusal.excludes().includes(mode));
         if let Some(client) = &mut self.client {
-            let more = preflight::check_mode(client, mode, &self.allowed, &self.qemu.ram);
+            let (ram, drains) = (&self.qemu.ram, &mut self.drains);
+            let more = preflight::check_mode(client, mode, &self.allowed, ram, drains);
             found.extend(more.map_err(Refusal::Qmp)?);
         }
         if found.is_empty() {
@@ -321,6 +326,7 @@ impl QemuSource {
             node_may_exist: false,
             log: None,
             needs_drain: false,
+            drains: false,
             userfault: None,
             identity: identity.clone(),
             undo: reattach_info.undo.clone(),

@@ -21,9 +21,8 @@ impl QemuSource {
         self.begin_move().map_err(StartLogError::Move)?;
         let client = connected(&mut self.client)?;
         self.needs_drain = preflight::needs_drain(client)?;
-        if self.mode.is_none()
-            && let Some(refusal) = untested::check_drain(client)?
-        {
+        // Also if the mode was known: a disk may have been plugged since.
+        if let Some(refusal) = untested::check_drain(client, &mut self.drains)? {
             return Err(StartLogError::Refused(refusal));
         }
         let userfault = RemoteUserfault::create_in(&self.qemu.process, Features::FOR_DIRTY_LOG)?;

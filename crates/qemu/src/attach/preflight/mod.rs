@@ -176,17 +176,19 @@ fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> 
     }))
 }
 
-/// What prevents moving a source's guest with this memory by this mode.
+/// What prevents moving a source's guest with this memory by this mode. `drains` as for
+/// [`untested::check_drain`].
 pub(crate) fn check_mode(
     client: &mut Client,
     mode: Mode,
     allowed: &AllowedTypes,
     memory: &GuestRam,
+    drains: &mut bool,
 ) -> Result<Vec<Refusal>, QmpError> {
     let mut found = survey::survey(client, allowed)?.found;
     found.extend(check_postcopy(client)?);
     if Excludes::Rounds.includes(mode) {
-        found.extend(untested::check_drain(client)?);
+        found.extend(untested::check_drain(client, drains)?);
     }
     found.extend(check_returned_to_disk(memory, found.iter()));
     found.retain(|refusal| refusal.excludes().some(mode));

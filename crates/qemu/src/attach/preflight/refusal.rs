@@ -4,7 +4,7 @@ use hikkoshi_dirty::UnsupportedKernel;
 use hikkoshi_wire::MachineMismatch;
 use thiserror::Error;
 
-use super::untested::NEWEST_TESTED;
+use super::untested::TESTED_NAMES;
 use crate::qmp::{QmpError, Version};
 
 /// The oldest QEMU that is supported.
@@ -209,8 +209,9 @@ pub enum Refusal {
     /// A disk that needs drains, and a QEMU of an untested version, for which a drain was tried.
     #[error(
         "the guest has a disk with direct I/O (cache=none), which pre-copy rounds have to drain. \
-         hikkoshi was tested with QEMU up to {}.{}, a drain was tried in this QEMU {version}, and \
-         {why}: move the guest with --mode postcopy", NEWEST_TESTED.0, NEWEST_TESTED.1
+         hikkoshi was tested with QEMU {}, a drain was tried in this QEMU {version}, \
+         and {why}: move the guest with --mode postcopy",
+        TESTED_NAMES
     )]
     DoesNotDrain {
         /// Its version.

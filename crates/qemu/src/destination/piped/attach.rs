@@ -140,6 +140,7 @@ fn attach(
         processors: guest.processors.clone(),
         lock,
         machine: guest.machine.clone(),
+        drains: false,
     };
     let identity = QemuIdentity::of(monitor, &attached)?;
     Ok((attached, identity))
