@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
+use error_reporter::Report;
 use hikkoshi_linux::{HostAddr, HostRange, Pagemap};
 use hikkoshi_pages::{LayoutError, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_userfault::{Features, RegisterMode, Userfault};
@@ -65,13 +66,20 @@ pub fn support() -> Result<(), UnsupportedKernel> {
 /// where pages were dropped, and it may be a hole that the guest relies on.
 ///
 /// Tested once, with memory that was never used: whether the kernel frees a page table at that
-/// moment does not matter. If it cannot be tested, the kernel counts as one that does not.
+/// moment does not matter. Shared memory stands for private memory as well. If it cannot be tested,
+/// the kernel counts as one that does not.
 pub(crate) fn reports_holes() -> bool {
     static REPORTS: OnceLock<bool> = OnceLock::new();
-    *REPORTS.get_or_init(|| test_holes().unwrap_or(false))
+    *REPORTS.get_or_init(|| {
+        test_holes().unwrap_or_else(|error| {
+            let error = Report::new(&*error);
+            tracing::warn!(%error, "cannot test whether the kernel reports holes as written");
+            false
+        })
+    })
 }
 
-fn test_holes() -> Result<bool, Box<dyn Error + Send + Sync>> {
+fn test_holes() -> Result<bool, Box<dyn Error>> {
     let userfault = Userfault::create_for_self(Features::FOR_DIRTY_LOG)?;
     let memory = Memory::new()?;
     let range = HostRange::new(memory.address(), BYTES);

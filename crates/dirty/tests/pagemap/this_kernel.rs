@@ -8,9 +8,8 @@ use crate::common::{HugePages, aloud};
 use crate::process::Process;
 use crate::{HUGE, SMALL};
 
-/// Whether a scan for written pages reports memory of this process that was never used.
-fn reports_holes(host_page: u64) -> &'static str {
-    let process = Process::private(&[(4 * HUGE, host_page)]);
+/// Whether a scan for written pages reports memory that was never used, with 4 KiB pages.
+fn reports_holes(process: &Process) -> &'static str {
     let taken = process.take_userfault();
     let userfault = Arc::clone(taken.userfault());
     let log = PagemapLog::start_with(userfault, &process.layout, &process.hosts(), true, |it| it)
@@ -32,13 +31,17 @@ fn what_this_kernel_does() {
     let row = match support() {
         Err(_) => "post-copy only | |".to_owned(),
         Ok(()) => {
-            let base = reports_holes(SMALL);
+            let blocks = [(4 * HUGE, SMALL)];
+            let private = reports_holes(&Process::private(&blocks));
+            let shared = reports_holes(&Process::new(&blocks));
+            // The log's own test is with shared memory only.
+            assert_eq!(private, shared, "private and shared memory");
             let huge = match hugetlb_support(HUGE) {
                 Err(_) => "post-copy only",
                 Ok(()) if HugePages::reserve(4).is_some() => "all; holes are found by hikkoshi",
                 Ok(()) => "not tested",
             };
-            format!("all | {base} | {huge}")
+            format!("all | {private} | {huge}")
         }
     };
     aloud(&format!("ROW | {release} | {row} |"));
