@@ -18,7 +18,7 @@ const TABLE: u64 = 2 * MIB;
 /// A kernel that frees a page table as soon as it is empty, and then neither reports nor protects
 /// what it mapped: Linux 6.14 to 7.0 with `CONFIG_PT_RECLAIM`.
 #[derive(Debug)]
-struct HidesHoles(Arc<Pagemap>);
+pub(super) struct HidesHoles(pub(super) Arc<Pagemap>);
 
 impl HidesHoles {
     /// Whether nothing is left in the page table for `address`.
@@ -84,7 +84,12 @@ fn blocks() -> [(u64, u64); 3] {
 }
 
 /// Starts the log of a process on a kernel that hides holes, or on this one.
-fn start(process: &Process, taken: &RemoteUserfault, known: bool, hides: bool) -> PagemapLog {
+pub(super) fn start(
+    process: &Process,
+    taken: &RemoteUserfault,
+    known: bool,
+    hides: bool,
+) -> PagemapLog {
     let kernel = |pagemap: Arc<Pagemap>| -> Arc<dyn Scan> {
         if hides {
             Arc::new(HidesHoles(pagemap))

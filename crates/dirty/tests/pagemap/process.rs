@@ -22,6 +22,7 @@ const DONE: usize = 1;
 const KIND: usize = 2;
 const PAGE: usize = 3;
 const VALUE: usize = 4;
+/// What the writers do: nothing (0), or one of these.
 const WRITING: usize = 5;
 const WRITERS: usize = 6;
 const ADDRESSES: usize = 16;
@@ -31,6 +32,13 @@ const TOUCH: u64 = 2;
 const PIN: u64 = 3;
 const LAND: u64 = 4;
 const DROP: u64 = 5;
+
+/// Write to random pages.
+const PAGES: u64 = 1;
+/// Write to some pages of a random piece of memory, or clear it and drop it.
+const PIECES: u64 = 2;
+/// Size of a piece.
+const PIECE: u64 = 1024;
 
 /// A second process with RAM blocks.
 #[derive(Debug)]
@@ -122,6 +130,12 @@ impl Process {
         }
     }
 
+    /// Starts writers that also clear and drop memory. Ended by `stop_writing`.
+    pub(super) fn start_dropping(&self) {
+        self.target.0.shared.set(WRITING, PIECES);
+        self.target.0.shared.wait(WRITERS, 2);
+    }
+
     pub(super) fn take_userfault(&self) -> RemoteUserfault {
         RemoteUserfault::create(self.target.0.pid, Features::FOR_DIRTY_LOG).unwrap()
     }
@@ -142,7 +156,7 @@ impl contract_tests::Guest for Process {
         self.command(TOUCH, page, 0);
     }
     fn start_writing(&self) {
-        self.target.0.shared.set(WRITING, 1);
+        self.target.0.shared.set(WRITING, PAGES);
         self.target.0.shared.wait(WRITERS, 2);
     }
     fn stop_writing(&self) {
@@ -221,6 +235,13 @@ fn map_blocks(
     blocks.iter().enumerate().map(map).collect()
 }
 
+/// The piece with this page.
+fn piece_at(layout: &RamLayout, page: u64) -> PageRange {
+    let piece = PageRange::from_len(Page::new(page - page % PIECE), PIECE);
+    let (block, _) = layout.locate(Page::new(page)).unwrap();
+    piece.intersect(layout.block(block).unwrap().1)
+}
+
 /// The program of the second process.
 fn guest(
     shared: &'static Shared,
@@ -236,11 +257,18 @@ fn guest(
             std::ptr::with_exposed_provenance_mut(address)
         }
     };
-    for seed in [0x1234_5678_9abc_def1u64, 0x0fed_cba9_8765_4321] {
+    for (writer, seed) in [(0, 0x1234_5678_9abc_def1u64), (1, 0x0fed_cba9_8765_4321)] {
         let word = word.clone();
+        let (layout, files) = (layout.clone(), files.clone());
         let pages = layout.pages();
         std::thread::spawn(move || {
             let mut random = seed;
+            let mut next = move || {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random
+            };
             loop {
                 if shared.get(WRITING) == 0 {
                     std::thread::sleep(Duration::from_micros(200));
@@ -248,11 +276,28 @@ fn guest(
                 }
                 shared.add(WRITERS, 1);
                 while shared.get(WRITING) != 0 {
+                    let mut range = layout.all();
+                    if shared.get(WRITING) == PIECES {
+                        // One of this writer's: only dirty memory is dropped, and the log may not
+                        // report a clean page that is.
+                        range = piece_at(&layout, next() % pages);
+                        if range.start().index() / PIECE % 2 != writer {
+                            continue;
+                        }
+                        if next() % 2 == 0 {
+                            for page in range {
+                                unsafe { word(page.index()).write_volatile(0) };
+                            }
+                            let (block, offset) = layout.locate(range.start()).unwrap();
+                            let start = word(range.start().index()).cast();
+                            drop_pages(start, files[block], offset, range.len());
+                            continue;
+                        }
+                    }
                     for _ in 0..100 {
-                        random ^= random << 13;
-                        random ^= random >> 7;
-                        random ^= random << 17;
-                        unsafe { word(random % pages).write_volatile(random) };
+                        let value = next();
+                        let page = range.start().index() + value % range.len();
+                        unsafe { word(page).write_volatile(value) };
                     }
                 }
                 shared.add(WRITERS, u64::MAX);
