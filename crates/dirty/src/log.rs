@@ -66,7 +66,9 @@ pub trait DirtyLog: Send + Sync + Debug {
     ///
     /// Copy a page only after it was reported, and after a drain if devices write to memory (see
     /// above). A write during the call is reported now, by a later take, or by both. Several
-    /// threads can take at the same time; each page is reported to at least one of them.
+    /// threads can take at the same time; each page is reported to at least one of them, if they
+    /// divide the memory at host pages. Of a huge page that is in the ranges of two, what one has
+    /// cleared for the other may be reported by the next take only.
     ///
     /// A dirty page stays dirty when it is dropped (see
     /// [what is reported](crate#what-is-reported-and-what-is-not)).
