@@ -80,12 +80,11 @@ loom() {
     make --no-print-directory test-loom
 }
 
-# What is left of lint runs beside tests that wait, and not before these have begun: they need
+# What is left of lint runs beside tests that wait. In a folder of its own, because the others need
 # cargo's lock.
 rustdoc() {
     chrt --idle --pid 0 "$BASHPID"
-    tail --pid "${parts[documentation]}" -f /dev/null
-    make --no-print-directory rustdoc
+    CARGO_TARGET_DIR=target/doc make --no-print-directory rustdoc
 }
 
 # Builds the package of the program that the tests run, and uses it.
@@ -121,7 +120,7 @@ start waiting group waiting --test-threads=4
 start qemu group qemu --test-threads=1
 start others group others --test-threads=1
 start package package
-start ept make --no-print-directory test-ept
+start ept env --chdir ept CARGO_TARGET_DIR=../target cargo test --locked --workspace
 start documentation cargo test --locked --workspace "${features[@]}" --doc
 start rustdoc rustdoc
 for part in engine waiting qemu others ept documentation guest_images; do

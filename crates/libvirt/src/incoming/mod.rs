@@ -17,6 +17,7 @@
 //! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
 //! | `resumed.rs` | the same, if another program has called it, or its daemon has ended |
 //! | `leftover.rs` | what a killed program has left |
+//! | `qemu_log.rs` | what QEMU has written to its standard error |
 //! | `persistent.rs` | the configuration that a persistent domain gets |
 //! | `snapshots.rs` | what libvirt gets to know of the domain's snapshots |
 //! | `left_to_do.rs` | what libvirt has not done, for people |
@@ -30,6 +31,8 @@ mod left_to_do;
 mod leftover;
 #[cfg(feature = "libvirt")]
 mod persistent;
+#[cfg(feature = "libvirt")]
+mod qemu_log;
 #[cfg(feature = "libvirt")]
 mod restore;
 #[cfg(feature = "libvirt")]

@@ -15,7 +15,7 @@ use virt::error::{Error, ErrorDomain};
 use virt::sys;
 
 use super::resumed::{Asked, DAEMON_TIMEOUT, Resumed, cards, unknown};
-use super::{IncomingError, pipe_error};
+use super::{IncomingError, pipe_error, qemu_log};
 use crate::DomainError;
 use crate::connection::Connection;
 use crate::monitor::own_socket;
@@ -225,7 +225,7 @@ impl MachineOwner for Restore {
     }
 
     fn log(&self) -> Option<File> {
-        process::log(&self.resumed.uri, &self.name)
+        qemu_log::open(&self.resumed.uri, &self.name)
     }
 
     fn check_answers(&mut self) -> Result<(), String> {
