@@ -1,7 +1,8 @@
 //! What a killed program has left of a domain that it was creating.
 //!
-//! A pipe belongs to the program that has locked it (`flock`). No program creates a domain from a
-//! pipe without a lock any more, and its guest has not run: when it runs, the pipe is removed, or
+//! A pipe belongs to the program that has locked it (`flock`), or, until libvirt has opened it, to
+//! the program that creates the domain ([`lock`]). Otherwise no program creates a domain from it any
+//! more, and its guest has not run: when it runs, the pipe is removed, or
 //! there is a journal, and the guest is refused before this is called.
 
 use std::fs::File;
@@ -44,6 +45,17 @@ pub(super) fn aside(path: &Path) -> PathBuf {
 
 fn prefix(uuid: &str) -> String {
     format!("domain-{uuid}-")
+}
+
+/// Held while a program creates the domain: a pipe that waits to be opened has no lock of its own.
+/// `None`: another program holds it.
+pub(super) fn lock(folder: &Path, uuid: &str) -> io::Result<Option<File>> {
+    let mut options = File::options();
+    options.create(true).append(true).mode(0o600);
+    let file = options
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(folder.join(format!("domain-{uuid}.lock")))?;
+    Ok(file.try_lock().is_ok().then_some(file))
 }
 
 /// Ends what is left of the domain, and refuses one that runs, or was saved here.
@@ -146,6 +158,9 @@ fn end_helpers(pipe: &StreamPipe) {
 
 /// Removes those of the domain's pipes that no program uses: its guest does not run here.
 pub(super) fn remove_unused_pipes(folder: &Path, uuid: &str) {
+    let Ok(Some(_lock)) = lock(folder, uuid) else {
+        return;
+    };
     for path in pipes(folder, uuid).unwrap_or_default() {
         let removed = match open_unused(&path) {
             Ok(None) => Ok(()),

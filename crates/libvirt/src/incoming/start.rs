@@ -29,6 +29,13 @@ pub(super) fn start(
     cancel: &CancelFlag,
 ) -> Result<PipedMachine, IncomingError> {
     let run_folder = process::run_folder(uri)?;
+    let lock = leftover::lock(folder, &offer.uuid).map_err(|source| pipe_error(folder, source))?;
+    let Some(_lock) = lock else {
+        return Err(IncomingError::Refused {
+            name: offer.name.clone(),
+            what: "another hikkoshi is creating it".to_owned(),
+        });
+    };
     leftover::end(uri, offer, folder, &run_folder)?;
     tpm::check(&descriptions.here, &offer.name, &offer.uuid)?;
     // Its own name: whatever else has the domain's pipe keeps it.

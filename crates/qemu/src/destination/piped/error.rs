@@ -28,7 +28,13 @@ impl PipedError {
     /// The error without what QEMU has written. `None`: it is without.
     pub(in crate::destination) fn without_written(&self) -> Option<String> {
         match self {
-            Self::Written { error, .. } => Some(Report::new(&**error).to_string()),
+            Self::Written { error, .. } => {
+                let whole = || Report::new(&**error).to_string();
+                Some(error.without_written().unwrap_or_else(whole))
+            }
+            // libvirt's reason may have what QEMU wrote.
+            Self::Owner { .. } => Some("libvirt could not restore the domain".to_owned()),
+            Self::NotEnded(error) => error.without_written(),
             _ => None,
         }
     }
@@ -117,6 +123,12 @@ pub enum PipedError {
     /// What reads the pipe could not close it.
     #[error("closing the pipe in the process that reads it")]
     NotClosed(#[source] InjectError),
+    /// It was closed there, and is open nevertheless.
+    #[error("process {pid}, which reads the pipe for QEMU, has it open for writing still")]
+    StillOpen {
+        /// Its number.
+        pid: u32,
+    },
     /// The stream is not one of QEMU's.
     #[error(transparent)]
     Stream(#[from] StreamError),

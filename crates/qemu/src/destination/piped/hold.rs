@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use hikkoshi_linux::{InjectError, Process, close_in, reopen_for_writing};
+use hikkoshi_linux::{Process, close_in, reopen_for_writing};
 use rustix::fs::OFlags;
 
 use super::error::PipedError;
@@ -22,8 +22,8 @@ pub(super) fn open(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), Pipe
             path: pipe.path().display().to_string(),
         });
     };
-    // One is for reading. An earlier program may have made the other.
-    if numbers.len() == 1 {
+    // An earlier program may have made one.
+    if for_writing(process, pipe)?.is_empty() {
         reopen_for_writing(process, number)?;
     }
     Ok(())
@@ -42,21 +42,36 @@ pub(super) fn check(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), Pip
 
 /// Lets the process close its descriptors of the pipe for writing. The one for reading is the
 /// reader's own, which closes it: twice would close another file.
-pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), InjectError> {
-    let numbers = descriptors(process, pipe.identity).unwrap_or_default();
-    let for_writing = |&number: &i32| is_for_writing(process, number);
-    for number in numbers.into_iter().filter(for_writing) {
-        close_in(process, number)?;
+pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), PipedError> {
+    for number in for_writing(process, pipe)? {
+        close_in(process, number).map_err(PipedError::NotClosed)?;
     }
-    Ok(())
+    match for_writing(process, pipe)?.is_empty() {
+        true => Ok(()),
+        false => Err(PipedError::StillOpen { pid: process.pid() }),
+    }
+}
+
+/// The descriptors of the pipe for writing.
+fn for_writing(process: &Process, pipe: &StreamPipe) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for number in descriptors(process, pipe.identity)? {
+        if is_for_writing(process, number)? {
+            found.push(number);
+        }
+    }
+    Ok(found)
 }
 
 /// By the flags in its `fdinfo` (proc(5)), which are octal.
-fn is_for_writing(process: &Process, number: i32) -> bool {
-    let info = process.describe_descriptor(number);
-    info.is_ok_and(|(_, info)| {
-        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
-        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-        flags.is_some_and(|flags| flags & OFlags::ACCMODE.bits() == OFlags::WRONLY.bits())
-    })
+fn is_for_writing(process: &Process, number: i32) -> io::Result<bool> {
+    let info = match process.describe_descriptor(number) {
+        Ok((_, info)) => info,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    let flags = flags.ok_or(io::ErrorKind::InvalidData)?;
+    Ok(flags & OFlags::ACCMODE.bits() == OFlags::WRONLY.bits())
 }

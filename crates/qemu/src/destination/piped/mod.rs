@@ -55,9 +55,6 @@ const READ_AHEAD: u32 = 2 * (32 << 10);
 /// (`src/util/iohelper.c` and `virFileWrapperSetPipeSize` of libvirt): 1 MiB each.
 const HELD_BACK: u32 = 2 * (1 << 20);
 
-/// Its head is the byte of a further block that shows that the block before was passed on.
-const FILLER_BYTES: u32 = READ_AHEAD + HELD_BACK;
-
 /// How long the owner may take to report why QEMU has ended.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -159,7 +156,8 @@ impl PipedMachine {
         loop {
             part.extend(marks.section()?);
             // Of another length each time: copies of the next pages are elsewhere in the buffer.
-            part.extend(stream::filler(FILLER_BYTES + 1000 * marks.sections()));
+            let filler = self.filler_bytes() + 1000 * marks.sections();
+            part.extend(stream::filler(filler));
             self.write(&part, &wait)?;
             loop {
                 match marks.look(&self.process) {
@@ -176,6 +174,15 @@ impl PipedMachine {
                 return Ok(addresses);
             }
             part.clear();
+        }
+    }
+
+    /// How much filler shows that everything before it was loaded. (Its head is the byte of a
+    /// further block that shows that a helper has passed on the block before.)
+    fn filler_bytes(&self) -> u32 {
+        match self.reader.pid() == self.process.pid() {
+            true => READ_AHEAD,
+            false => READ_AHEAD + HELD_BACK,
         }
     }
 
@@ -197,10 +204,12 @@ impl PipedMachine {
     /// The reason of its owner, which has what QEMU has reported, if QEMU has ended.
     fn explain(&mut self, mut error: PipedError, part: &'static str) -> PipedError {
         // QEMU closes the pipe before it ends.
-        if let PipedError::Pipe { source } = &error
-            && source.kind() == io::ErrorKind::BrokenPipe
-            && self.ends_soon()
-        {
+        let is_closed = match &error {
+            PipedError::Pipe { source } => source.kind() == io::ErrorKind::BrokenPipe,
+            PipedError::NotOpen { .. } | PipedError::Hold(_) => true,
+            _ => false,
+        };
+        if is_closed && self.ends_soon() {
             error = PipedError::Ended { part };
         }
         if !matches!(error, PipedError::Ended { .. }) {
@@ -319,8 +328,9 @@ impl PipedStream {
         let machine = &mut self.machine;
         machine.write(sections, &wait)?;
         // While QEMU loads them.
-        hold::open(&machine.reader, &machine.pipe)?;
-        machine.write(&stream::filler(FILLER_BYTES), &wait)?;
+        let held = hold::open(&machine.reader, &machine.pipe);
+        held.map_err(|error| machine.explain(error, wait.part))?;
+        machine.write(&stream::filler(machine.filler_bytes()), &wait)?;
         machine.wait_until_read(&wait)?;
         tracing::debug!(took = ?began.elapsed(), "the device state is loaded");
         Ok(())
@@ -333,16 +343,15 @@ impl PipedStream {
             deadline: Instant::now() + LOAD_TIMEOUT,
             part: "the stream's end",
         };
-        self.complete(&wait)
+        self.write_end(&wait)
             .map_err(|source| PipedError::NotEnded(Box::new(source)))?;
         self.ended = true;
+        self.pass_on_end()?;
         let finished = self.machine.owner.finish(&self.loaded, give_up);
         finished.map_err(PipedError::NotRun)
     }
 
-    /// Writes the end. A helper passes it on when the pipe is closed. If this program is killed in
-    /// between, another one does both, and the second end is a part of the first.
-    fn complete(&mut self, wait: &Wait<'_>) -> Result<(), PipedError> {
+    fn write_end(&mut self, wait: &Wait<'_>) -> Result<(), PipedError> {
         let machine = &mut self.machine;
         let answers = machine.owner.check_answers();
         answers.map_err(|what| PipedError::Owner { what })?;
@@ -352,8 +361,17 @@ impl PipedStream {
         if machine.reader.pid() == machine.process.pid() {
             return machine.write(&stream::tail(), wait);
         }
-        machine.write(&stream::tail_until_closed(), wait)?;
-        hold::close(&machine.reader, &machine.pipe).map_err(PipedError::NotClosed)?;
+        machine.write(&stream::tail_until_closed(), wait)
+    }
+
+    /// A helper passes on the end when the pipe is closed. If this program is killed before, another
+    /// one writes an end again, which is a part of the first, and closes the pipe.
+    fn pass_on_end(&mut self) -> Result<(), PipedError> {
+        let machine = &mut self.machine;
+        if machine.reader.pid() == machine.process.pid() {
+            return Ok(());
+        }
+        hold::close(&machine.reader, &machine.pipe)?;
         machine.pipe.close();
         Ok(())
     }
