@@ -40,7 +40,9 @@ start() {
 # timed NAME COMMAND...: prints how long it took.
 timed() (
     SECONDS=0
-    trap 'echo "test.sh: $1 took $SECONDS s"' EXIT
+    name=$1
+    # A function that fails has other arguments.
+    trap 'echo "test.sh: $name took $SECONDS s"' EXIT
     "${@:2}"
 )
 

@@ -6,7 +6,8 @@ use super::{Client, QmpError};
 
 /// Whether KVM executes the guest.
 ///
-/// QEMU 7.2 and 10.0 have only `query-kvm`, which is deprecated in 11.1.
+/// QEMU 7.2 and 10.0 have only `query-kvm`, which is deprecated in 11.1. (The command of 11.1 loads
+/// QEMU's modules of accelerators.)
 pub(crate) fn uses_kvm(client: &mut Client) -> Result<bool, QmpError> {
     match client.execute("query-accelerators", json!({})) {
         Ok(answer) => match answer.get("enabled").and_then(Value::as_str) {
