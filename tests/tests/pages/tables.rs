@@ -78,7 +78,7 @@ fn all_samples_and_cells_are_in_tables() {
     };
     press("Home");
     assert!(
-        spoken().starts_with("0:00, sent 0 B/s, dirtied –"),
+        spoken().starts_with("0:00, sent 0.0 MiB/s, dirtied –"),
         "{}",
         spoken()
     );

@@ -5,7 +5,7 @@ use hikkoshi_status::{Recording, Repeats, Side, Unknown};
 
 use super::both_sides::{BothSides, outcome};
 use super::format::{
-    NONE, bytes, clock, count, duration, duration_of, elapsed, exact_bytes, micros,
+    NONE, bytes, clock, count, duration, duration_of, elapsed, exact_bytes, micros, rate,
 };
 use super::hot_ranges::hot_ranges;
 use super::markup::{Table, number, panel, text};
@@ -244,9 +244,7 @@ fn hottest(migration: &BothSides<'_>) -> Option<String> {
     for range in ranges {
         let end = range.offset.saturating_add(range.bytes);
         let block = range.block.as_deref().unwrap_or("memory");
-        let rate = range
-            .mean
-            .map(|mean| bytes(mean.saturating_mul(page_bytes)));
+        let written = range.mean.map(|mean| rate(mean.saturating_mul(page_bytes)));
         table.row(&[
             format!(
                 "{block} + {} to {}",
@@ -257,7 +255,7 @@ fn hottest(migration: &BothSides<'_>) -> Option<String> {
                 .address
                 .map_or(NONE.to_owned(), |address| format!("{address:#x}")),
             range.mean.map_or(NONE.to_owned(), count),
-            rate.map_or(NONE.to_owned(), |rate| format!("{rate}/s")),
+            written.unwrap_or_else(|| NONE.to_owned()),
             count(range.highest),
         ]);
     }

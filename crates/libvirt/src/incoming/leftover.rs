@@ -1,8 +1,8 @@
 //! What a killed program has left of a domain that it was creating.
 //!
 //! A pipe belongs to the program that has locked it (`flock`), or, until libvirt has opened it, to
-//! the program that creates the domain ([`lock`]). Otherwise no program creates a domain from it any
-//! more, and its guest has not run: when it runs, the pipe is removed, or
+//! the program that creates the domain ([`lock`]). Otherwise no program creates a domain from it,
+//! and its guest has not run: when it runs, the pipe is removed, or
 //! there is a journal, and the guest is refused before this is called.
 
 use std::fs::File;

@@ -364,8 +364,8 @@ impl PipedStream {
         machine.write(&stream::tail_until_closed(), wait)
     }
 
-    /// A helper passes on the end when the pipe is closed. If this program is killed before, another
-    /// one writes an end again, which is a part of the first, and closes the pipe.
+    /// A helper passes on the end when the pipe is closed. If this program is killed before,
+    /// another one writes an end again, which is a part of the first, and closes the pipe.
     fn pass_on_end(&mut self) -> Result<(), PipedError> {
         let machine = &mut self.machine;
         if machine.reader.pid() == machine.process.pid() {
