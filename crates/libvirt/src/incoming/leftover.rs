@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,14 +48,37 @@ fn prefix(uuid: &str) -> String {
 }
 
 /// Held while a program creates the domain: a pipe that waits to be opened has no lock of its own.
-/// `None`: another program holds it.
-pub(super) fn lock(folder: &Path, uuid: &str) -> io::Result<Option<File>> {
-    let mut options = File::options();
-    options.create(true).append(true).mode(0o600);
-    let file = options
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(folder.join(format!("domain-{uuid}.lock")))?;
-    Ok(file.try_lock().is_ok().then_some(file))
+#[derive(Debug)]
+pub(super) struct CreationLock {
+    path: PathBuf,
+    _file: File,
+}
+
+/// Takes the lock. `None`: another program holds it.
+pub(super) fn lock(folder: &Path, uuid: &str) -> io::Result<Option<CreationLock>> {
+    let path = folder.join(format!("domain-{uuid}.lock"));
+    loop {
+        let mut options = File::options();
+        options.create(true).append(true).mode(0o600);
+        let file = options.custom_flags(libc::O_NOFOLLOW).open(&path)?;
+        if file.try_lock().is_err() {
+            return Ok(None);
+        }
+        // The program that held it may have removed this file meanwhile.
+        let (locked, there) = (file.metadata()?, std::fs::symlink_metadata(&path));
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
+            return Ok(Some(CreationLock { path, _file: file }));
+        }
+    }
+}
+
+impl Drop for CreationLock {
+    /// While it is held, so that nobody removes another's.
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%error, path = %self.path.display(), "removing a lock");
+        }
+    }
 }
 
 /// Ends what is left of the domain, and refuses one that runs, or was saved here.
@@ -194,4 +217,22 @@ fn pipes(folder: &Path, uuid: &str) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_program_at_a_time_creates_a_domain() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = |uuid| lock(folder.path(), uuid).unwrap();
+        let held = lock("a").unwrap();
+        assert!(lock("a").is_none());
+        assert!(lock("b").is_some());
+        drop(held);
+        assert!(lock("a").is_some());
+        let left = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, 0);
+    }
 }
