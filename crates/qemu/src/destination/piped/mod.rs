@@ -351,6 +351,7 @@ impl PipedStream {
         finished.map_err(PipedError::NotRun)
     }
 
+    /// Writes the end. QEMU, if it reads the pipe itself, completes the stream then.
     fn write_end(&mut self, wait: &Wait<'_>) -> Result<(), PipedError> {
         let machine = &mut self.machine;
         let answers = machine.owner.check_answers();
