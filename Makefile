@@ -117,10 +117,11 @@ install: ## install the program, manual pages, completions and units below DESTD
 	    sed -E 's#/usr/(bin|libexec|share/doc)/hikkoshi#$(PREFIX)/\1/hikkoshi#g' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
 	    chmod 644 "$(DESTDIR)$(UNIT_DIR)/$$unit"; \
 	done
-	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/docs/assets/monitoring $(INSTALL_ROOT)/share/doc/hikkoshi/docs/assets/schemas
 	install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT $(INSTALL_ROOT)/share/doc/hikkoshi
-	install -m 644 docs/*.md docs/*.json $(INSTALL_ROOT)/share/doc/hikkoshi/docs
-	install -m 644 docs/monitoring/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+	install -m 644 docs/*.md $(INSTALL_ROOT)/share/doc/hikkoshi/docs
+	install -m 644 docs/assets/monitoring/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/assets/monitoring
+	install -m 644 docs/assets/schemas/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/assets/schemas
 	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/examples
 	cp --preserve=mode packaging/examples/* $(INSTALL_ROOT)/share/doc/hikkoshi/examples
 	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || \
@@ -275,7 +276,7 @@ test-libvirt: guest-images openssh ## domains of libvirt: their monitors, `check
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
-	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=12.9 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt_versions::
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=12.9 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt::versions::
 
 # One move with everything that is quick is part of test-guests.
 .PHONY: test-control
@@ -293,13 +294,13 @@ test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in pos
 .PHONY: test-daemon
 test-daemon: guest-images ## `receive --daemon` for several guests: by invitations and certificates, QEMU and libvirt
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
-	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: daemon_certificates:: daemon_domains:: --include-ignored
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- daemon:: --include-ignored
 
 # A move in each mode, and what is refused, are part of test-guests.
 .PHONY: test-disks
 test-disks: guest bindfs ## guests whose disks are copied with them: both QEMU versions, images, faults at each step
 	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks copied_disks --include-ignored
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- disks::copied copied_disks --include-ignored
 
 # A quiet guest, and one that writes at random, are part of test-guests.
 .PHONY: test-rates
@@ -317,14 +318,14 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 .PHONY: docs-reports
 docs-reports: guest browser ## make the reports that docs/reading-a-report.md reads
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_REPORTS=$(abspath docs/reports) HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
+	HIKKOSHI_REPORTS=$(abspath docs/assets/reports) HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
 
 # A twelfth of most random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats:: cancel:: recovery:: kvm:: --skip example_reports::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::debian:: modes::kvm:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::private_memory::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.
@@ -334,7 +335,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	HIKKOSHI_QEMU_VERSIONS=all cargo test --locked --package hikkoshi-qemu --test qemu -- --include-ignored --test-threads=1
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: memory_layouts:: qemu_versions:: modes:: guest_clocks:: urgent_pages::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests::
 	@cat $(BUILD)/matrix.md
 
 # Emulated machines: minutes for each kernel.
@@ -372,7 +373,7 @@ bench: guest-web guest-debian ## benchmarks beside QEMU's own migration, and bes
 .PHONY: bench-dashboard
 bench-dashboard: ## CPU time and memory of the dashboard and its page for a guest of 1 TiB: for docs/dashboard.md
 	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-tests --test e2e --test pages -- dashboard_cost:: updates_of_a_large_guest --include-ignored --nocapture
+	cargo test --locked --package hikkoshi-tests --test e2e --test pages -- dashboard::cost:: updates_of_a_large_guest --include-ignored --nocapture
 
 .PHONY: fuzz
 fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)

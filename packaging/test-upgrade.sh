@@ -6,7 +6,7 @@
 #   later    this revision, with one more version of the protocol, and one more capability
 #   apart    this revision, with that version only
 #
-# The moves are those of tests/tests/e2e/upgrade.rs: each program is the source and the destination,
+# The moves are those of tests/tests/e2e/modes/upgrade.rs: each program is the source and the destination,
 # in all modes, and today's program resumes what the earlier one began. `apart` moves nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

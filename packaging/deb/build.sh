@@ -23,7 +23,7 @@ rm -rf "$output"
 tree=$output/hikkoshi
 mkdir -p "$tree"
 if [[ -e .git ]]; then
-    git ls-files -z --cached --others --exclude-standard -- . ':!fuzz/corpora' ':!docs/benchmarks' |
+    git ls-files -z --cached --others --exclude-standard -- . ':!fuzz/corpora' ':!docs/assets/benchmarks' |
         xargs -0 cp --parents -t "$tree"
     # All files in the package have the time of the revision.
     SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -35,7 +35,7 @@ if [[ -e .git ]]; then
     date=$(LC_ALL=C date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
     sed -i -e "1s/(.*)/($version-1)/" -e "s/^\( -- .*>  \).*/\1$date/" "$tree/packaging/debian/changelog"
 else
-    find . \( -path ./build -o -path ./target -o -path ./fuzz/corpora -o -path ./docs/benchmarks \) -prune -o -type f -print0 |
+    find . \( -path ./build -o -path ./target -o -path ./fuzz/corpora -o -path ./docs/assets/benchmarks \) -prune -o -type f -print0 |
         xargs -0 cp --parents -t "$tree"
     SOURCE_DATE_EPOCH=$(date --date="$(sed -n 's/^ -- .*>  //p' packaging/debian/changelog)" +%s)
 fi

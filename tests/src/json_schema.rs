@@ -12,7 +12,7 @@ use serde_json::Value;
 pub struct JsonSchema(Value);
 
 impl JsonSchema {
-    /// Reads the schema of the output: `docs/json.schema.json`.
+    /// Reads the schema of the output: `docs/assets/schemas/json.schema.json`.
     ///
     /// # Panics
     /// When the file does not exist.
@@ -20,7 +20,7 @@ impl JsonSchema {
         Self::read("json.schema.json")
     }
 
-    /// Reads the schema of the status: `docs/status.schema.json`.
+    /// Reads the schema of the status: `docs/assets/schemas/status.schema.json`.
     ///
     /// # Panics
     /// When the file does not exist.
@@ -28,7 +28,7 @@ impl JsonSchema {
         Self::read("status.schema.json")
     }
 
-    /// Reads the schema of requests to a control socket: `docs/control.schema.json`.
+    /// Reads the schema of requests to a control socket: `docs/assets/schemas/control.schema.json`.
     ///
     /// # Panics
     /// When the file does not exist.
@@ -37,7 +37,7 @@ impl JsonSchema {
     }
 
     fn read(name: &str) -> Self {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/assets/schemas");
         let text = std::fs::read_to_string(docs.join(name)).unwrap();
         Self(serde_json::from_str(&text).unwrap())
     }

@@ -1,8 +1,8 @@
 //! What is sent.
 //!
-//! Names are a contract (`docs/control.md`, `docs/control.schema.json`). Members and kinds of
-//! answers may be added; a request with a member that the engine does not know is refused, because
-//! it would not do what was asked.
+//! Names are a contract (`docs/control.md`, `docs/assets/schemas/control.schema.json`). Members and
+//! kinds of answers may be added; a request with a member that the engine does not know is refused,
+//! because it would not do what was asked.
 
 use serde::{Deserialize, Deserializer, Serialize};
 

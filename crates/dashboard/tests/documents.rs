@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use hikkoshi_dashboard::{FAMILIES, Kind};
 
 const DOCUMENT: &str = include_str!("../../../docs/dashboard.md");
-const GRAFANA: &str = include_str!("../../../docs/monitoring/grafana-dashboard.json");
-const ALERTS: &str = include_str!("../../../docs/monitoring/alerts.yaml");
-const ALERT_TESTS: &str = include_str!("../../../docs/monitoring/alerts.test.yaml");
+const GRAFANA: &str = include_str!("../../../docs/assets/monitoring/grafana-dashboard.json");
+const ALERTS: &str = include_str!("../../../docs/assets/monitoring/alerts.yaml");
+const ALERT_TESTS: &str = include_str!("../../../docs/assets/monitoring/alerts.test.yaml");
 
 /// The names of metrics in a text.
 fn names(text: &str) -> BTreeSet<&str> {

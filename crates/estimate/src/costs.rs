@@ -1,7 +1,7 @@
 //! What cannot be measured without moving the guest.
 //!
-//! The source of a constant is the bench (`docs/benchmarks/measured.md`: 2 cores AMD EPYC, Linux
-//! 6.18, QEMU 10.0, revision 3fc5a56), unless another one is named.
+//! The source of a constant is the bench (`docs/assets/benchmarks/measured.md`: 2 cores AMD EPYC,
+//! Linux 6.18, QEMU 10.0, revision 3fc5a56), unless another one is named.
 
 use crate::span::Span;
 

@@ -27,7 +27,7 @@ const PREPARE: f64 = 4e-3;
 /// The pause of a guest with no dirty page and no devices, s: pausing, saving and loading the
 /// device state, resuming. A guest of 512 MiB with one device is paused for 4.5 to 8.5 ms on 2
 /// cores Intel Xeon (`make bench ARGS="--only estimate"`), and for 11 to 15 ms on 2 cores AMD EPYC
-/// (`docs/benchmarks/measured.md`).
+/// (`docs/assets/benchmarks/measured.md`).
 const PAUSE: Span = Span {
     low: 3e-3,
     likely: 4e-3,

@@ -192,7 +192,7 @@ mod tests {
 
     const DOCUMENT: &str = include_str!("../../../../docs/json.md");
     const GUIDE: &str = include_str!("../../../../docs/operating.md");
-    const SCHEMA: &str = include_str!("../../../../docs/json.schema.json");
+    const SCHEMA: &str = include_str!("../../../../docs/assets/schemas/json.schema.json");
 
     #[test]
     fn every_reason_is_documented() {

@@ -1,8 +1,8 @@
 //! What is sent and stored.
 //!
-//! Names are a contract (`docs/status.md`, `docs/status.schema.json`): fields and kinds of records
-//! may be added; a reader ignores those that it does not know. All times `at_ms` are milliseconds
-//! since the migration began on this side.
+//! Names are a contract (`docs/status.md`, `docs/assets/schemas/status.schema.json`): fields and
+//! kinds of records may be added; a reader ignores those that it does not know. All times `at_ms`
+//! are milliseconds since the migration began on this side.
 
 mod dirty_rates;
 #[cfg(test)]

@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+mod cpu_compatibility;
 mod destinations;
 mod kernels;
+mod privileges;
 
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};

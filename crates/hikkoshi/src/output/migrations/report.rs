@@ -1,4 +1,4 @@
-//! A migration as JSON (`docs/control.md`, `docs/status.schema.json`).
+//! A migration as JSON (`docs/control.md`, `docs/assets/schemas/status.schema.json`).
 
 use hikkoshi_status::{End, Limits, Migration, Phase, Side, State, VERSION};
 use serde::Serialize;

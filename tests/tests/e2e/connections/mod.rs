@@ -1,0 +1,4 @@
+//! Connections between two hosts: TLS, and ssh.
+
+mod security;
+mod ssh;

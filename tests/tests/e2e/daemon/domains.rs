@@ -1,0 +1,105 @@
+//! Domains of libvirt are received by a `receive --daemon`.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use super::Daemon;
+use crate::libvirt::moved_domain::LibvirtTest;
+use hikkoshi_lab::libvirt::LibvirtHost;
+use hikkoshi_tests::{CertificateAuthority, Program, assert_command_refused, hikkoshi};
+use rustix::process::{Signal, kill_process};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// A daemon on that host.
+fn daemon_on(host: &LibvirtHost, run: &Path, more: &[&str]) -> Daemon {
+    let address = format!("{}:7100", host.address());
+    Daemon::start_by(host.command(hikkoshi()), run, &address, more)
+}
+
+fn migrate(host: &LibvirtHost, journal: &Path, more: &[&str]) -> Command {
+    let mut command = host.command(hikkoshi());
+    command.args(["migrate", "--domain", "guest", "--journal"]);
+    command.arg(journal).args(more);
+    command
+}
+
+/// There by an invitation, with a receiver that is killed in post-copy, and back by a certificate.
+#[test]
+#[ignore = "two hosts with libvirt: make test-daemon"]
+fn a_domain_is_received_by_a_daemon() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let env = &test.env;
+    let mut served = test.served();
+    let [from, to] = served.hosts();
+    let journal = env.folder().join("journals");
+    let run = env.folder().join("run");
+    let daemon = daemon_on(to, &run, &[]);
+    let mut invite = to.command(hikkoshi());
+    invite.args([
+        "invite",
+        "--connect",
+        "qemu:///system",
+        "--name",
+        "the-guest",
+    ]);
+    invite.arg("--journal").arg(&run);
+    let invited = Program::start("invite", invite).wait();
+    invited.assert(0, &["guest the-guest: "]);
+
+    // Nothing is pushed, so the migration stays in post-copy.
+    let stay = [
+        "--mode",
+        "postcopy",
+        "--background-delay",
+        "3600000",
+        "--to",
+        "-",
+    ];
+    let command = migrate(from, &journal, &stay);
+    let mut migrating = Program::start_with_input("migrate", command, &invited.stdout);
+    daemon
+        .program
+        .wait_stderr("the-guest: hikkoshi: the guest runs here now");
+    let receivers = daemon.receivers("the-guest");
+    assert_eq!(receivers.len(), 1);
+    kill_process(receivers[0], Signal::KILL).unwrap();
+    daemon
+        .program
+        .wait_stderr("guest the-guest: resuming its migration");
+    migrating.wait_stderr("reconnected to the destination");
+    migrating.kill();
+    migrating.wait_stderr("'hikkoshi migrate' was interrupted");
+    let resume = migrate(from, &journal, &["--resume", "--background-delay", "0"]);
+    Program::start("migrate --resume", resume)
+        .wait()
+        .assert(0, &[]);
+    daemon.program.wait_stderr("guest the-guest: received");
+    daemon.wait_nothing_left();
+    served.assert_arrived();
+
+    let [from, to] = served.hosts();
+    let run = env.folder().join("run-back");
+    let authority = CertificateAuthority::new(env.folder());
+    let rules = env.folder().join("admit");
+    fs::write(&rules, "source.example * --connect qemu:///system\n").unwrap();
+    let certificate = authority.issue(to.address());
+    let certificate = certificate.each_ref().map(String::as_str);
+    let more = [&certificate[..], &["--admit", rules.to_str().unwrap()]].concat();
+    let daemon = daemon_on(to, &run, &more);
+    let address = format!("{}:7100", to.address());
+    let source = authority.issue("source.example");
+    let source = source.each_ref().map(String::as_str);
+    let named = |name| [&[address.as_str(), "--name", name][..], &source].concat();
+    // Admitted for another name than the domain has.
+    let refused = migrate(from, &journal, &named("back"));
+    let part = "the destination accepts the domain back only (--only-domain), and guest is offered";
+    assert_command_refused(refused, 1, &[part]);
+    let named = named("guest");
+    let exit = Program::start("migrate", migrate(from, &journal, &named)).wait();
+    exit.assert(0, &[]);
+    daemon.program.wait_stderr("guest guest: received");
+    served.assert_arrived();
+    served.end();
+}

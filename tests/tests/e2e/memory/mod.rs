@@ -1,0 +1,8 @@
+//! Guest memory of each kind, on hosts of each kind.
+
+mod auxiliary;
+mod disk_files;
+mod layouts;
+mod limits;
+mod swapped;
+mod transparent_huge_pages;

@@ -1,0 +1,15 @@
+//! Moves in each mode, of many kinds of guests.
+
+mod asynchronous_faults;
+mod debian;
+mod every_mode;
+mod kvm;
+mod limits;
+mod log_ranges;
+mod matrix;
+mod monitor_reads;
+mod paused_guests;
+mod qemu_versions;
+mod repeats;
+mod upgrade;
+mod urgent_pages;
