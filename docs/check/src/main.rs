@@ -10,11 +10,14 @@
 //!   threads, and the other way round ([`threads`]).
 //! - The table of QEMU's versions in `docs/versions.md` counts the rows of `docs/matrix.md`
 //!   ([`versions`]).
+//! - A module of a crate uses only those below it, where the crate's root states an order
+//!   ([`layers`]).
 //! - A line of a document, or of a comment of a Rust file, has at most 100 characters ([`width`]).
 //!
 //! Links to other hosts are not followed.
 
 mod document;
+mod layers;
 mod links;
 mod paths;
 mod test_names;
@@ -68,6 +71,7 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
     }
     findings.extend(links::check_reachable(&documents));
     findings.extend(versions::check(&tree)?);
+    findings.extend(layers::check(&tree)?);
     for file in tree.files_with_extension("rs") {
         let text = tree.text(file)?;
         findings.extend(paths::check_comments(file, &text, &tree));
