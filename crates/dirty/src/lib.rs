@@ -40,6 +40,17 @@
 //! where it does not, `PagemapLog` looks for them itself. A *clean* page that is dropped need not
 //! be reported: the guest returned what it had not written, and cannot rely on either content.
 //!
+//! # Layers
+//!
+//! A module uses only those in lines below its own:
+//!
+//! ```text
+//! kernel_check
+//! kvm  pagemap
+//! log  runs
+//! capability_error  unsupported_kernel
+//! ```
+//!
 //! # What is missing
 //!
 //! * 1 GiB hugetlb pages, and all hugetlb pages on older kernels, are not supported: the kernel

@@ -4,7 +4,7 @@
 //! `virProcessKillPainfullyDelay`). QEMU closes its images at `SIGTERM`, and writes to those that
 //! it has activated: the caches of qcow2, and persistent bitmaps. An image of a guest that was
 //! handed over is not active. But a client may have tried to resume the guest: QEMU activates the
-//! guest's images before it refuses (`source/move_lock.rs` of the QEMU adapter).
+//! guest's images before it refuses (`disks/move_lock.rs` of the QEMU adapter).
 //!
 //! So QEMU must not handle `SIGTERM`: its process is stopped first, and the signal stays pending.
 //! When it is, libvirt expects the end of the process and will report that the domain was

@@ -1,7 +1,7 @@
 //! Watches what libvirt's other clients do to a domain that is moved away.
 //!
 //! libvirt does not know of the move. QEMU itself refuses most of what would harm the guest
-//! (`source/move_lock.rs` of the QEMU adapter), but a domain can be reset and destroyed, and one
+//! (`disks/move_lock.rs` of the QEMU adapter), but a domain can be reset and destroyed, and one
 //! whose QEMU does not refuse it can be resumed. The watch has a connection of its own, with
 //! libvirt's events. It outlives the daemon, which may be restarted.
 //!

@@ -7,10 +7,10 @@
 
 use hikkoshi_wire::{AuxiliaryBlock, Device, Machine};
 
-use crate::ram::blocks;
 use crate::qmp::human_monitor::human;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
+use crate::ram::blocks;
 
 /// Queries QEMU.
 pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {

@@ -4,9 +4,9 @@
 //!
 //! The property tests below run them on random and damaged input, and on the kept fuzz inputs.
 
-use crate::attach::ram::{blocks, mtree};
-use crate::attach::{maps, process};
+use crate::process::{self, maps};
 use crate::qmp::fuzzing::{Lines, MAX_LINE, Message};
+use crate::ram::{blocks, mtree};
 use crate::stream::{SavedDevices, StreamBlock, head, tail, whole};
 
 /// QMP: splits bytes into lines, independent of how they arrive, and parses the lines.

@@ -23,15 +23,36 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `check` | whether and how a guest can be moved; changes nothing |
-//! | `command_line` | the command line that a destination needs |
-//! | `attach` | process, RAM blocks, preflight checks, exclusive access |
-//! | [`qmp`] | the QMP client, and command sequences that both sides use |
-//! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
-//! | `migration_settings` | QEMU's settings during a move |
-//! | `identity` | what proves that a process is still the same QEMU |
-//! | `measure` | the dirty log of a guest that stays where it is |
-//! | `disks` | the guest's disks, where they are copied |
 //! | `source`, `destination` | the two sides of a move |
+//! | `measure` | the dirty log of a guest that stays where it is |
+//! | `command_line` | the command line that a destination needs |
+//! | `identity` | what proves that a process is still the same QEMU |
+//! | `migration_settings` | QEMU's settings during a move |
+//! | `attach` | attaching to a QEMU, and the checks before it |
+//! | `disks` | the guest's disks: which they are, and copying them |
+//! | `network` | the guest's network cards, and the tap devices behind them |
+//! | `device_tree` | the guest's devices and their places on the buses |
+//! | `ram` | the guest's RAM blocks, in the guest, in QEMU's process and in files |
+//! | `parts` | what a part of a guest means for a move |
+//! | `process` | QEMU's process: memory areas, files, exclusive access, command line |
+//! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
+//! | [`qmp`] | the QMP client, and command sequences that both sides use |
+//!
+//! # Layers
+//!
+//! A module uses only those in lines below its own:
+//!
+//! ```text
+//! check  fuzzing
+//! source  destination  measure
+//! command_line  identity  migration_settings
+//! attach
+//! disks  network
+//! device_tree
+//! ram
+//! parts  process  stream
+//! qmp
+//! ```
 //!
 //! # Vocabulary
 //!
@@ -65,7 +86,7 @@
 //! `late-block-activate` at the destination they still belong to the source until then. The images
 //! of a guest that its owner had paused are released when it was handed over.
 //!
-//! Before the pause the guest is marked (`attach/preflight/pause_mark.rs`): the state of a guest
+//! Before the pause the guest is marked (`qmp/pause_mark.rs`): the state of a guest
 //! that has moved is `paused`, and it must not be moved a second time.
 //!
 //! # Restoring
@@ -101,6 +122,7 @@ mod attach;
 mod check;
 mod command_line;
 mod destination;
+mod device_tree;
 mod disks;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -109,21 +131,18 @@ mod identity;
 mod measure;
 mod migration_settings;
 mod network;
+mod parts;
+mod process;
 pub mod qmp;
+mod ram;
 mod source;
 pub mod stream;
 
 pub use attach::AttachError;
-pub use attach::Overcommit;
-pub use attach::exclusive_access::ExclusiveAccessError;
 pub use attach::preflight::jobs::Job;
-pub use attach::preflight::pause_mark::MOVED_STATE;
 pub use attach::preflight::{AllowedTypes, Excludes, Refusal};
-pub use attach::probe::{GuestState, LastMigration, QmpListener};
-pub use attach::process::ProcessError;
+pub use attach::probe::{GuestState, LastMigration};
 pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
-pub use attach::ram::RamError;
-pub use attach::ram::free_space::FreeSpaceError;
 pub use check::{
     Checked, CheckedGuest, CopiedPart, Held, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine,
     Part, Privileges, Verdict, check, check_by,
@@ -131,8 +150,8 @@ pub use check::{
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;
 pub use destination::piped::{
-    HasRunError, LoadedGuest, MachineOwner, NotRun, OwnedCard, PipedError, PipedGuest,
-    PipedMachine, StreamPipe,
+    HasRunError, LoadedGuest, MachineOwner, NotRun, PipedError, PipedGuest, PipedMachine,
+    StreamPipe,
 };
 pub use destination::{
     DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,
@@ -141,14 +160,22 @@ pub use disks::{ChosenDisks, DiskSelection, OfferedDisks, SelectError, shared_fi
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
-pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
 pub use measure::{MeasureError, QemuMeasurement, StopMeasuringError};
 pub use migration_settings::Settings;
+pub use network::OwnedCard;
 pub use network::overview::CardPart;
+pub use process::ProcessError;
+pub use process::exclusive_access::ExclusiveAccessError;
+pub use process::namespaces::{FindProcessError, NamespaceIdentity};
+pub use qmp::pause_mark::MOVED_STATE;
+pub use qmp::{QmpListener, ResumeError};
+pub use ram::RamError;
+pub use ram::free_space::FreeSpaceError;
+pub use ram::free_space::Overcommit;
 pub use source::guest_now::GuestNow;
 pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};
 pub use source::undo_record::UndoRecord;
-pub use source::{QemuSource, ResumeError, SourceReattachInfo};
+pub use source::{QemuSource, SourceReattachInfo};

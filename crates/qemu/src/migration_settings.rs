@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use crate::attach::preflight::Side;
-use crate::attach::ram::backend;
 use crate::qmp::migration_status;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
+use crate::ram::backend;
 
 /// Values of the settings that we change.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -5,7 +5,7 @@ use hikkoshi_pages::{PageBitmap, PageRange};
 
 use super::capability::MANUAL_PROTECT;
 use super::ioctl::get_dirty_log;
-use super::log::Method;
+use super::method::Method;
 use super::slots::{MemorySlot, MemorySlots};
 use super::words::{add, clip, word_count, words_of};
 use crate::capability_error::CapabilityError;

@@ -9,7 +9,7 @@ use hikkoshi_pages::{PageBitmap, PageRange};
 use super::bitmap::SlotWords;
 use super::capability::MANUAL_PROTECT;
 use super::ioctl::clear_dirty_log;
-use super::log::Method;
+use super::method::Method;
 use super::slots::{MemorySlot, MemorySlots};
 use super::words::{WORD, add, words_of};
 use crate::capability_error::CapabilityError;

@@ -90,6 +90,7 @@ mod capability;
 mod ioctl;
 mod log;
 mod manual_protect;
+mod method;
 mod ring;
 mod ring_memory;
 mod rings;
@@ -97,6 +98,7 @@ mod slots;
 mod words;
 
 pub use crate::capability_error::CapabilityError;
-pub use log::{KvmLog, KvmStartError};
+pub use log::KvmLog;
+pub use method::KvmStartError;
 pub use rings::{DirtyRings, RingError};
 pub use slots::{MemorySlot, MemorySlots, SlotError};

@@ -10,7 +10,7 @@ use hikkoshi_pages::{PageBitmap, PageRange};
 
 use super::bitmap::SlotWords;
 use super::ioctl::reset_dirty_rings;
-use super::log::{KvmStartError, Method};
+use super::method::{KvmStartError, Method};
 use super::ring_memory::DirtyPage;
 use super::rings::DirtyRings;
 use super::slots::MemorySlots;

@@ -24,8 +24,10 @@ mod error;
 mod holes;
 mod host_extent;
 mod peek;
+mod reports_holes;
 mod scan;
 mod take;
+mod test_memory;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,14 +39,14 @@ use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
 
 use self::host_extent::{after, first};
 use self::scan::SCAN_BYTES;
-use crate::kernel_check::reports_holes;
 use crate::log::{DirtyError, DirtyLog};
 use crate::runs::RunCoalescer;
 use crate::unsupported_kernel::hugetlb_support;
 
+use self::reports_holes::reports_holes;
 pub use error::{ProtectError, StartError};
 pub use scan::Scan;
-pub(crate) use scan::{Clear, scan};
+pub(crate) use test_memory::{TEST_BYTES, TestMemory};
 
 /// Size of the range of one search. It limits how long the memory layout of the process stays
 /// locked (for reading, but a writer that waits for the lock delays page faults).

@@ -6,13 +6,13 @@ use hikkoshi_engine::Mode;
 use hikkoshi_userfault::CloseRemoteError;
 use thiserror::Error;
 
-use super::exclusive_access::ExclusiveAccessError;
-use super::preflight::{Excludes, Refusal, pause_mark};
-use super::process::ProcessError;
-use super::ram::RamError;
-use crate::attach::privileges::NoUserfaultfd;
-use crate::destination::piped::PipedError;
+use super::preflight::{Excludes, Refusal};
+use crate::process::ProcessError;
+use crate::process::exclusive_access::ExclusiveAccessError;
+use crate::process::privileges::NoUserfaultfd;
+use crate::qmp::pause_mark;
 use crate::qmp::{ConnectError, QmpError};
+use crate::ram::RamError;
 
 /// This QEMU, or its guest, cannot take part in a migration. It is unchanged.
 #[derive(Debug, Error)]
@@ -25,7 +25,7 @@ pub enum AttachError {
     Process(#[from] ProcessError),
     /// The program that has started QEMU, or its incoming stream, failed.
     #[error(transparent)]
-    Owner(Box<PipedError>),
+    Owner(Box<dyn std::error::Error + Send + Sync>),
     /// The guest cannot be moved.
     #[error("this guest cannot be moved")]
     Refused(#[from] Refusal),

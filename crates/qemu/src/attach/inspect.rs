@@ -6,11 +6,12 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Features;
 
 use super::preflight::{self, AllowedTypes, Refusal, Side};
-use super::ram::{self, Ram, RamError, RamErrors};
-use super::reopen::FileAccess;
-use super::{AttachError, process, stale_userfaultfds};
-use crate::attach::privileges;
+use super::{AttachError, stale_userfaultfds};
+use crate::process;
+use crate::process::privileges;
+use crate::process::reopen::FileAccess;
 use crate::qmp::Client;
+use crate::ram::{self, Ram, RamError, RamErrors};
 
 /// What was found.
 #[derive(Debug)]

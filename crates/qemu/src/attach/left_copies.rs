@@ -9,11 +9,11 @@ use error_reporter::Report;
 use hikkoshi_wire::MAX_COPIED_DISKS;
 
 use super::AttachError;
-use super::exclusive_access;
 use super::inspect::{Inspection, inspect};
 use super::preflight::{AllowedTypes, Refusal, Side};
-use crate::destination::disks::{has_exports, stop};
-use crate::source::end_copies;
+use crate::disks::end_copies;
+use crate::disks::exports;
+use crate::process::exclusive_access;
 
 /// Removes what was left, if no other process has the guest, and then inspects QEMU again. A
 /// failure is logged: then the obstacle stays.
@@ -33,7 +33,7 @@ pub(super) fn remove(
     };
     let is_left = match side {
         Side::Source => found.obstacles.iter().any(is_copy),
-        Side::Destination => has_exports(&mut found.client).map_err(Refusal::Qmp)?,
+        Side::Destination => exports::has_exports(&mut found.client).map_err(Refusal::Qmp)?,
     };
     if !is_left {
         return Ok(found);
@@ -44,7 +44,7 @@ pub(super) fn remove(
     };
     let removed: Result<(), String> = match side {
         Side::Source => end_copies::end(&mut found.client, MAX_COPIED_DISKS).map_err(text),
-        Side::Destination => stop(&mut found.client).map_err(text),
+        Side::Destination => exports::stop(&mut found.client).map_err(text),
     };
     drop(lock);
     let what = match side {

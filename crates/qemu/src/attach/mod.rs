@@ -3,21 +3,12 @@
 
 pub(crate) mod description;
 mod error;
-pub(crate) mod exclusive_access;
 mod guest_name;
 pub(crate) mod inspect;
 mod left_copies;
-pub(crate) mod machine;
-pub(crate) mod maps;
-pub(crate) mod oom_kills;
-pub(crate) mod parts;
 pub(crate) mod preflight;
-pub(crate) mod privileges;
 pub(crate) mod probe;
-pub(crate) mod process;
 pub(crate) mod processors;
-pub(crate) mod ram;
-pub(crate) mod reopen;
 pub(crate) mod stale_userfaultfds;
 
 use std::sync::Arc;
@@ -28,11 +19,12 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 pub use self::error::AttachError;
-use self::exclusive_access::ExclusiveAccess;
 use self::inspect::{Inspection, inspect};
 use self::preflight::{AllowedTypes, Excludes, Refusal, Side, untested};
-pub use self::ram::free_space::Overcommit;
+use crate::device_tree;
+use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};
+pub(crate) use crate::ram::free_space::Overcommit;
 
 /// A QEMU that can take part in a migration.
 #[derive(Debug)]
@@ -105,7 +97,7 @@ pub(crate) fn attach(
     let description = description::describe(&mut client, &ram.memory)?;
     let name = guest_name::read(&mut client)?;
     let processors = processors::read(&mut client)?;
-    let machine = machine::read(&mut client)?;
+    let machine = device_tree::read(&mut client)?;
     tracing::info!(
         pid = process.pid(),
         hypervisor = description.hypervisor,

@@ -1,57 +1,16 @@
 //! Queries the QEMU behind a monitor without attaching to it.
 
-use std::io;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use error_reporter::Report;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use crate::attach::preflight::pause_mark;
-use crate::attach::process;
+use crate::process;
+use crate::qmp::Monitor;
 use crate::qmp::migration_status::{self, MigrationStatus};
-use crate::qmp::{Monitor, connect};
+use crate::qmp::pause_mark;
 
 /// The timeout of an answer. A QEMU that waits for a page does not answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The process behind a monitor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QmpListener {
-    /// No process: its QEMU has ended.
-    None,
-    /// The process with this number.
-    Process(u32),
-    /// A process that is not visible from here, or whose queue is full.
-    Unknown,
-}
-
-impl QmpListener {
-    /// Finds out which process listens on `qmp` now. Sends nothing there.
-    ///
-    /// # Errors
-    ///
-    /// The error of `connect(2)`, unless it means that no process listens.
-    pub fn at(qmp: &Path) -> io::Result<Self> {
-        let stream = match connect(qmp, Instant::now()) {
-            Ok(stream) => stream,
-            Err(error) => {
-                return match error.kind() {
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(Self::None),
-                    io::ErrorKind::WouldBlock => Ok(Self::Unknown),
-                    _ => Err(error),
-                };
-            }
-        };
-        // The kernel records the process that called `listen`; 0 is a process that is
-        // not visible from here.
-        let pid = getsockopt(&stream, PeerCredentials).map(|peer| u32::try_from(peer.pid()));
-        Ok(match pid {
-            Ok(Ok(pid)) if pid != 0 => Self::Process(pid),
-            _ => Self::Unknown,
-        })
-    }
-}
 
 /// The state of a QEMU's guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,27 +65,5 @@ impl GuestState {
                 _ => LastMigration::InProgress,
             },
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn the_listening_process_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qmp");
-        assert_eq!(QmpListener::at(&path).unwrap(), QmpListener::None);
-        let listener = UnixListener::bind(&path).unwrap();
-        let own = QmpListener::Process(std::process::id());
-        assert_eq!(QmpListener::at(&path).unwrap(), own);
-        drop(listener);
-        assert_eq!(
-            QmpListener::at(&path).unwrap(),
-            QmpListener::None,
-            "the socket's file still exists"
-        );
     }
 }

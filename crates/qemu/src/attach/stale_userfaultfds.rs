@@ -6,7 +6,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::{Features, OpenUserfault, close_remote};
 
 use super::AttachError;
-use super::process;
+use crate::process;
 
 /// Whether a userfaultfd is a dirty log of hikkoshi. QEMU does not use asynchronous write
 /// protection, so a userfaultfd with it comes from another run of hikkoshi.

@@ -11,21 +11,21 @@ use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 use rustix::fs::OFlags;
 
 use crate::attach::inspect::{Inspection, inspect};
-use crate::attach::machine::is_tpm;
-pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
 use crate::attach::preflight::jobs::{self, Job};
 use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested, untested};
-pub use crate::attach::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::processors::asynchronous_faults::AsynchronousFaultSupport;
-use crate::attach::ram::overview;
-use crate::attach::{
-    AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,
-};
+use crate::attach::{AttachError, description, processors, stale_userfaultfds};
 use crate::command_line::Exact;
+use crate::device_tree;
+use crate::device_tree::is_tpm;
 use crate::disks::{self, ChosenDisks, CopiedDisk, DiskSelection, OfferedDisks, SelectError};
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
+pub use crate::parts::{Held, MemoryPart, Part, Verdict};
+use crate::process::exclusive_access;
+pub use crate::process::privileges::{NoUserfaultfd, Privileges};
 use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError, migration_status};
+use crate::ram::overview;
 
 /// What was found.
 #[derive(Debug)]
@@ -255,7 +255,7 @@ pub fn check_by(
         found.offer = Some(OfferedMachine {
             description: description::describe(client, &ram.memory)?,
             processors,
-            machine: machine::read(client)?,
+            machine: device_tree::read(client)?,
             domain: None,
             disks: chosen,
         });

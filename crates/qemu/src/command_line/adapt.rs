@@ -3,7 +3,7 @@
 use super::destination_line::DestinationLine;
 use super::disks;
 use super::exact::Exact;
-use super::options::{Opt, join, parts};
+use crate::process::options::{Opt, join, parts};
 
 /// Options whose value names something of the host that two QEMUs cannot share.
 const OWN: [&str; 13] = [

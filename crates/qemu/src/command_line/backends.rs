@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::options::join;
+use crate::process::options::join;
 use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 

@@ -1,7 +1,7 @@
 //! A command line for a destination, as options, and as text for a shell.
 
-use super::options::Opt;
 use super::quote;
+use crate::process::options::Opt;
 
 /// A command line for a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]

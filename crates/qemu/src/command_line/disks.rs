@@ -5,9 +5,9 @@
 use serde_json::{Value, json};
 
 use super::destination_line::DestinationLine;
-use super::options::Opt;
 use super::{backends, plugged};
-use crate::disks::{device_id, is_file};
+use crate::disks::{device_id, image_file, is_file};
+use crate::process::options::Opt;
 use crate::qmp::{Client, QmpError};
 
 /// What a disk reads now.
@@ -40,7 +40,7 @@ impl Disk {
         };
         let image = |row: &Value| Image {
             node: text(row, "node-name"),
-            file: file_of(&text(row, "file")),
+            file: image_file(&text(row, "file")),
             format: text(row, "drv"),
             read_only: row.get("ro").and_then(Value::as_bool) == Some(true),
         };
@@ -60,22 +60,6 @@ impl Disk {
             &self.drive
         }
     }
-}
-
-/// The file of a node's description: options as `json:` are searched for it.
-pub(crate) fn file_of(described: &str) -> String {
-    let Some(options) = described.strip_prefix("json:") else {
-        return described.to_owned();
-    };
-    let options = serde_json::from_str::<Value>(options).unwrap_or_default();
-    let mut node = Some(&options);
-    while let Some(inner) = node {
-        if let Some(file) = inner.get("filename").and_then(Value::as_str) {
-            return file.to_owned();
-        }
-        node = inner.get("file");
-    }
-    described.to_owned()
 }
 
 /// Whether two names mean the same image. `None`: they do not tell, because QEMU reports network

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::destination_line::DestinationLine;
-use super::options::join;
-use crate::attach::ram::backend::{self, Backend};
+use crate::process::options::join;
 use crate::qmp::qom::{children, property};
 use crate::qmp::{Client, QmpError};
+use crate::ram::backend::{self, Backend};
 
 /// Properties of a backend, beside its size, its file and whether it is shared, and QEMU's defaults
 /// (`backends/hostmem*.c` of QEMU 7.2 and 10.0; a backend has some of them only).

@@ -5,7 +5,6 @@
 //! | --- | --- |
 //! | `destination_line.rs` | the command line, as text for a shell |
 //! | `exact.rs` | what the running QEMU says about itself |
-//! | `options.rs` | the words of a command line as options |
 //! | `adapt.rs` | which options are replaced, left out, or pointed out |
 //! | `plugged.rs` | devices and processors that were plugged in later, or unplugged |
 //! | `memory.rs` | memory that was plugged in later |
@@ -19,45 +18,17 @@ mod destination_line;
 mod disks;
 mod exact;
 mod memory;
-mod options;
 mod plugged;
 mod quote;
 
-use std::io::{self, Read};
 use std::path::Path;
 
 pub use self::destination_line::DestinationLine;
-pub(crate) use self::disks::file_of as image_file;
 pub(crate) use self::exact::Exact;
-pub(crate) use self::options::keys;
-use hikkoshi_linux::Process;
 
-use crate::attach::{AttachError, process};
+use crate::attach::AttachError;
+use crate::process::{self, options};
 use crate::qmp::{CONNECT_TIMEOUT, Client};
-
-/// The longest command line that is read, in bytes (`ARG_MAX` is 2 MiB by default).
-const MAX_COMMAND_LINE: u64 = 8 << 20;
-
-/// The words of the process's command line, each of which ends with a zero byte.
-fn read(process: &Process) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    let file = process.open_proc("cmdline")?;
-    file.take(MAX_COMMAND_LINE).read_to_end(&mut text)?;
-    match text.is_empty() {
-        true => Err(io::ErrorKind::InvalidData.into()),
-        false => Ok(text),
-    }
-}
-
-/// The options with which QEMU was started, by their names without hyphens, and their values.
-pub(crate) fn started_options(process: &Process) -> io::Result<Vec<(String, String)>> {
-    let text = read(process)?;
-    let words = text.split(|byte| *byte == 0).skip(1);
-    let words = words.map(|word| String::from_utf8_lossy(word).into_owned());
-    let options = options::parse(words).into_iter();
-    let named = options.map(|option| (option.bare_name().to_owned(), option.value().to_owned()));
-    Ok(named.collect())
-}
 
 impl DestinationLine {
     /// For a destination of the guest whose QMP socket is at `qmp`. Changes nothing.
@@ -68,7 +39,7 @@ impl DestinationLine {
     pub fn of(qmp: &Path) -> Result<Self, AttachError> {
         let mut client = Client::connect(qmp, CONNECT_TIMEOUT)?;
         let process = process::find(&client)?;
-        let text = read(&process)
+        let text = options::read(&process)
             .map_err(|source| process::explain(&process, "reading the command line", source))?;
         let mut line = Self::adapted(&text, &Exact::of(&mut client)?);
         plugged::add(&mut client, &mut line)?;

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::destination_line::DestinationLine;
-use super::options::{Opt, join};
 use super::{backends, memory};
+use crate::process::options::{Opt, join};
 use crate::qmp::qom::{children, property};
 use crate::qmp::{Client, QmpError};
 

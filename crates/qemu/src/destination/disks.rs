@@ -25,14 +25,11 @@ use super::compare_disks::{Compared, compare};
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
 use super::piped;
 use super::storage_daemon::{ServedDisk, StorageDaemon, StorageDaemonError};
-use crate::attach::process::{self, ProcessError};
 use crate::disks::nbd::NbdRequests;
-use crate::disks::{self, BlockDisk, ImageFile, describe, marks};
+use crate::disks::{self, BlockDisk, ImageFile, describe, exports, marks};
+use crate::process::{self, ProcessError};
 use crate::qmp::reconnect::{MonitorError, connected};
-use crate::qmp::{Client, QmpError, Version};
-
-/// The name of the listening socket's descriptor in QEMU.
-const LISTENER: &str = "hikkoshi-disks";
+use crate::qmp::{QmpError, Version};
 
 /// The first QEMU whose limit for the setup of a connection, 10 s, can be changed. Older ones have
 /// none, or, if they were mended, one that cannot be.
@@ -295,11 +292,11 @@ impl QemuDestination {
             .collect();
         let client = connected(&mut self.client)?;
         let (listener, socket) = nameless_listener()?;
-        let name = json!({ "fdname": LISTENER });
+        let name = json!({ "fdname": exports::LISTENER });
         client
             .execute_with_fd("getfd", name, listener.as_fd())
             .map_err(ServeError::Server)?;
-        let mut server = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
+        let mut server = json!({ "addr": { "type": "fd", "data": { "str": exports::LISTENER } } });
         if client.version() >= HANDSHAKE_LIMIT_SINCE {
             // The source's QEMU sets up the connections one after the other, over any line.
             server["handshake-max-seconds"] = json!(0);
@@ -307,7 +304,7 @@ impl QemuDestination {
         let started = client.execute("nbd-server-start", server);
         if started.as_ref().is_err_and(QmpError::is_refusal) {
             // QEMU may have a server of another program, which must not be stopped.
-            let name = json!({ "fdname": LISTENER });
+            let name = json!({ "fdname": exports::LISTENER });
             if let Err(error) = client.execute("closefd", name) {
                 tracing::warn!(%error, "removing the descriptor of the disk server from QEMU");
             }
@@ -388,7 +385,7 @@ impl QemuDestination {
         };
         server.flusher = None;
         let client = connected(&mut self.client)?;
-        stop(client)?;
+        exports::stop(client)?;
         self.disk_server = None;
         Ok(())
     }
@@ -406,36 +403,6 @@ fn described_here(
         found.image.mark = marks::read(mark, image);
     }
     found
-}
-
-/// Whether disks are served here for a copy. If no engine has exclusive access, a killed one has
-/// left them.
-pub(crate) fn has_exports(client: &mut Client) -> Result<bool, QmpError> {
-    let exports = client.execute("query-block-exports", json!({}))?;
-    let ids = exports.as_array().into_iter().flatten();
-    let mut ids = ids.filter_map(|export| export.get("id")?.as_str());
-    Ok(ids.any(disks::is_ours))
-}
-
-/// Stops the server, and with it its exports and connections.
-pub(crate) fn stop(client: &mut Client) -> Result<(), QmpError> {
-    for (command, arguments) in [
-        ("closefd", json!({ "fdname": LISTENER })),
-        ("nbd-server-stop", json!({})),
-    ] {
-        match client.execute(command, arguments) {
-            Err(error) if !error.is_refusal() => return Err(error),
-            // It was not there, or not started.
-            _ => {}
-        }
-    }
-    match has_exports(client)? {
-        false => Ok(()),
-        true => Err(QmpError::unexpected(
-            "nbd-server-stop",
-            "the guest's disks are still exported",
-        )),
-    }
 }
 
 #[cfg(test)]

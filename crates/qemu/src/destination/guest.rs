@@ -17,9 +17,9 @@ use super::error::OWN_SWTPM;
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination, ReleaseDestinationError};
-use crate::attach::{oom_kills, privileges};
 use crate::migration_settings::Settings;
 use crate::network;
+use crate::process::{oom_kills, privileges};
 use crate::qmp::reconnect::connected;
 
 impl DestinationGuest for QemuDestination {

@@ -10,12 +10,12 @@ use super::vcpus;
 use super::written::Written;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
-use crate::attach::ram::blocks;
 use crate::migration_settings::{self, Settings};
 use crate::network::{self, Announcer};
 use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::reconnect::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
+use crate::ram::blocks;
 use crate::stream::{self, DeviceStateWriter};
 
 /// From this version on, `exit-on-error` can be turned off: QEMU then survives a bad

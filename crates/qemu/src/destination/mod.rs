@@ -46,17 +46,17 @@ pub use self::reattach_info::{DestinationReattachInfo, SharedReattachInfo};
 use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
-use crate::attach::exclusive_access::{self, ExclusiveAccess};
-use crate::attach::machine::is_tpm;
-use crate::attach::oom_kills;
 use crate::attach::preflight::{AllowedTypes, Side};
-use crate::attach::process;
-use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, Attached, attach};
 use crate::destination::piped::{MachineOwner, PipedStream};
+use crate::device_tree::is_tpm;
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::migration_settings::Settings;
 use crate::network::Announcer;
+use crate::process;
+use crate::process::exclusive_access::{self, ExclusiveAccess};
+use crate::process::oom_kills;
+use crate::process::reopen::FileAccess;
 use crate::qmp::{Client, Monitor, MonitorSocket};
 
 /// A QEMU that waits for an incoming guest; see

@@ -7,8 +7,8 @@ use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{Features, RemoteUserfault, Userfault};
 
 use super::{QemuDestination, UserfaultError};
-use crate::attach::ram::file::FileSystem;
-use crate::attach::ram::huge_tmpfs;
+use crate::ram::file::FileSystem;
+use crate::ram::huge_tmpfs;
 
 impl QemuDestination {
     /// After reattaching in post-copy: checks that the userfaultfd of the previous engine

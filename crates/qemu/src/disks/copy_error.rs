@@ -3,8 +3,8 @@
 use thiserror::Error;
 
 use super::job::Failure;
+use crate::disks::end_copies::EndCopiesError;
 use crate::qmp::QmpError;
-use crate::source::end_copies::EndCopiesError;
 
 /// A disk was not copied. The source's disks are unchanged.
 #[derive(Debug, Error)]

@@ -5,7 +5,7 @@ use hikkoshi_wire::{Backing, Disk, DiskImage, DiskKind, DiskPlan, MAX_BACKING, M
 use super::image::ImageFile;
 use super::list::{BlockDisk, is_file};
 use super::network;
-use crate::command_line::image_file;
+use crate::disks::image_file;
 
 /// Formats of images. Other drivers are filters, such as `throttle`.
 const FORMATS: [&str; 10] = [

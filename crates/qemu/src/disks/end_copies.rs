@@ -10,11 +10,10 @@
 use serde_json::json;
 use thiserror::Error;
 
-use super::ResumeError;
-use crate::qmp::pause_mark;
-use crate::disks::jobs;
+use super::jobs;
 use crate::qmp::migration_status::run_state;
-use crate::qmp::{Client, ConnectError, QmpError, WATCHED_TIMEOUT};
+use crate::qmp::pause_mark;
+use crate::qmp::{Client, ConnectError, QmpError, ResumeError, WATCHED_TIMEOUT};
 
 /// The copies were not removed from QEMU, or the guest was not resumed after that.
 #[derive(Debug, Error)]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::list::BlockDisk;
 use super::shared::{FileSystem, device_names};
-use crate::command_line::image_file;
+use crate::disks::image_file;
 use crate::qmp::{Client, QmpError};
 
 /// Where QEMU finds descriptors that it was passed.

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::list::BlockDisk;
-use crate::command_line::image_file;
+use crate::disks::image_file;
 use crate::qmp::{Client, QmpError};
 
 /// What a disk has besides its content, by name.

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::attach::machine::{DrivePlace, drive_places};
-use crate::command_line::image_file;
+use crate::device_tree::{DrivePlace, drive_places};
 use crate::qmp::{Client, QmpError, qom};
 
 /// Where QEMU has the devices with an id.
@@ -45,6 +44,22 @@ pub(crate) fn device_id(device: &str) -> Option<&str> {
     // A virtio disk is the child `virtio-backend` of the device.
     let id = path.split_once('/').map_or(path, |(id, _)| id);
     (!id.is_empty()).then_some(id)
+}
+
+/// The file of a node's description: options as `json:` are searched for it.
+pub(crate) fn image_file(described: &str) -> String {
+    let Some(options) = described.strip_prefix("json:") else {
+        return described.to_owned();
+    };
+    let options = serde_json::from_str::<Value>(options).unwrap_or_default();
+    let mut node = Some(&options);
+    while let Some(inner) = node {
+        if let Some(file) = inner.get("filename").and_then(Value::as_str) {
+            return file.to_owned();
+        }
+        node = inner.get("file");
+    }
+    described.to_owned()
 }
 
 /// Whether this is the name of a file, and not of a network disk, or options.

@@ -19,8 +19,8 @@ use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 
 use super::image::ImageFile;
-use crate::attach::process;
-use crate::identity::namespaces::NamespaceIdentity;
+use crate::process;
+use crate::process::namespaces::NamespaceIdentity;
 
 /// The beginning of the attribute's name; the random number follows.
 const PREFIX: &str = "user.hikkoshi.";

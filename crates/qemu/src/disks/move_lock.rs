@@ -44,7 +44,7 @@ const WRITES: u32 = 100 + 1;
 
 /// A QEMU that has the node.
 #[derive(Debug)]
-pub(super) struct MoveLock {
+pub(crate) struct MoveLock {
     /// A descriptor of the same open file description that QEMU has.
     file: File,
     /// Whether QEMU refuses to migrate the guest.
@@ -56,7 +56,7 @@ impl MoveLock {
     ///
     /// If this fails, there may be a node all the same, when QEMU's answer was lost: call
     /// [`remove`].
-    pub(super) fn add(client: &mut Client) -> Result<Self, QmpError> {
+    pub(crate) fn add(client: &mut Client) -> Result<Self, QmpError> {
         remove(client)?;
         match add_node(client, "vdi", &empty_vdi()) {
             Err(error) if error.is_refusal() => {
@@ -79,18 +79,18 @@ impl MoveLock {
     }
 
     /// Whether QEMU refuses to migrate the guest, and to save it.
-    pub(super) fn refuses_migration(&self) -> bool {
+    pub(crate) fn refuses_migration(&self) -> bool {
         self.refuses_migration
     }
 
     /// From now on QEMU refuses to run the guest, whose images it has deactivated. A system call of
     /// this process, for which neither QEMU nor the monitor's owner is needed.
-    pub(super) fn keep_paused(&self) -> io::Result<()> {
+    pub(crate) fn keep_paused(&self) -> io::Result<()> {
         Ok(lock_byte_shared(&self.file, WRITES)?)
     }
 
     /// Undoes [`keep_paused`](Self::keep_paused).
-    pub(super) fn let_run(&self) -> io::Result<()> {
+    pub(crate) fn let_run(&self) -> io::Result<()> {
         Ok(unlock_byte(&self.file, WRITES)?)
     }
 }
@@ -137,7 +137,7 @@ fn exists(client: &mut Client) -> Result<bool, QmpError> {
 
 /// Removes all of it from QEMU, if there is any. A refusal may also be that of the monitor's owner,
 /// whose daemon does not answer: so it is an error if QEMU still has the node.
-pub(super) fn remove(client: &mut Client) -> Result<(), QmpError> {
+pub(crate) fn remove(client: &mut Client) -> Result<(), QmpError> {
     match client.execute("closefd", json!({ "fdname": FILE })) {
         Err(error) if !error.is_refusal() => return Err(error),
         _ => {}

@@ -7,9 +7,9 @@ use hikkoshi_pages::LayoutError;
 use hikkoshi_userfault::RemoteUserfaultError;
 use thiserror::Error;
 
-use super::namespaces::FindProcessError;
-use crate::attach::exclusive_access::ExclusiveAccessError;
-use crate::attach::process::ProcessError;
+use crate::process::ProcessError;
+use crate::process::exclusive_access::ExclusiveAccessError;
+use crate::process::namespaces::FindProcessError;
 
 /// The guest of an interrupted migration, or its memory, was not found.
 #[derive(Debug, Error)]

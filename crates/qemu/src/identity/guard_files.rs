@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::attach::reopen::{self, FileAccess, MappedFileRange};
+use crate::process::reopen::{self, FileAccess, MappedFileRange};
 
 /// The argument by which a guard receives a file to hold.
 pub const HOLD: &str = "--hold";

@@ -5,7 +5,6 @@
 
 mod error;
 mod guard_files;
-pub(crate) mod namespaces;
 
 use std::fs::File;
 use std::io;
@@ -22,11 +21,11 @@ use rustix::fs::MemfdFlags;
 pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
 pub use self::guard_files::HOLD;
-use self::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::attach::Attached;
-use crate::attach::exclusive_access;
-use crate::attach::process::{self, ProcessError};
-use crate::attach::reopen::{self, FileAccess, MappedFileRange};
+use crate::process::exclusive_access;
+use crate::process::namespaces::{FindProcessError, NamespaceIdentity};
+use crate::process::reopen::{self, FileAccess, MappedFileRange};
+use crate::process::{self, ProcessError};
 use crate::qmp::{Monitor, MonitorAddress};
 
 /// A QEMU process and its guest's memory.

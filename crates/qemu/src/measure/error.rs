@@ -7,9 +7,10 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::attach::AttachError;
-use crate::attach::exclusive_access::ExclusiveAccessError;
-use crate::attach::preflight::{Refusal, pause_mark};
+use crate::attach::preflight::Refusal;
+use crate::process::exclusive_access::ExclusiveAccessError;
 use crate::qmp::ConnectError;
+use crate::qmp::pause_mark;
 
 /// The guest's writes cannot be measured. It is unchanged.
 #[derive(Debug, Error)]

@@ -13,11 +13,12 @@ use hikkoshi_pages::RamLayout;
 use hikkoshi_userfault::{Features, RemoteUserfault};
 
 pub use self::error::{MeasureError, StopMeasuringError};
-use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::inspect::{Inspection, inspect};
-use crate::attach::preflight::{AllowedTypes, Refusal, Side, pause_mark};
+use crate::attach::preflight::{AllowedTypes, Refusal, Side};
 use crate::attach::stale_userfaultfds;
+use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::accelerator::uses_kvm;
+use crate::qmp::pause_mark;
 use crate::qmp::{CONNECT_TIMEOUT, Client};
 
 /// The dirty log of a running QEMU, with exclusive access to its guest. The connection to its

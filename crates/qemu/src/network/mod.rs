@@ -30,7 +30,6 @@ use self::delivery::TapDelivery;
 pub(crate) use self::error::NetworkError;
 use self::opened::{OpenedNetworks, Sockets, open, open_of};
 use self::taps::taps_of;
-use crate::destination::piped::OwnedCard;
 use crate::qmp::Client;
 
 /// Opens the networks of the source's guest; `None` if the guest has no network card.
@@ -57,6 +56,17 @@ pub(crate) fn deliver_to(
 ) -> Result<Option<Box<dyn FrameDelivery>>, NetworkError> {
     let opened = open_of(taps_of(cards, process)?, process, Sockets::ForAll)?;
     Ok(delivery(opened))
+}
+
+/// A network card of the machine, as its owner knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedCard {
+    /// Its name in QEMU.
+    pub name: String,
+    /// The address that it was configured with.
+    pub address: [u8; 6],
+    /// The tap device that it is connected to.
+    pub interface: Option<String>,
 }
 
 /// The network cards that a machine's owner knows.

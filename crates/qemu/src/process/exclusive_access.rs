@@ -21,8 +21,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::process::maps;
 use crate::process;
+use crate::process::maps;
 
 /// How long to wait for another process to release the lock. A killed process may
 /// not have ended completely yet.

@@ -17,7 +17,7 @@ use hikkoshi_userfault::OpenUserfault;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::process::maps::{self, Area};
+use self::maps::Area;
 use crate::qmp::Client;
 
 /// The process behind the QMP socket cannot be used.

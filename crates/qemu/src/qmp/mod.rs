@@ -24,11 +24,14 @@ mod connection;
 mod error;
 pub(crate) mod human_monitor;
 mod lines;
+mod listener;
 mod message;
 pub(crate) mod migration_status;
 mod monitor;
+pub(crate) mod pause_mark;
 pub(crate) mod qom;
 pub(crate) mod reconnect;
+mod resume_error;
 #[cfg(test)]
 pub(crate) mod scripted;
 mod socket;
@@ -51,7 +54,9 @@ pub(crate) use connection::connect;
 pub use error::{ConnectError, QmpError};
 #[cfg(test)]
 pub(crate) use lines::MAX_LINE;
+pub use listener::QmpListener;
 pub use message::{QmpEvent, Version};
 pub use monitor::Monitor;
+pub use resume_error::ResumeError;
 pub use socket::MonitorSocket;
 pub use starting::wait_until_started;

@@ -8,8 +8,8 @@ use hikkoshi_linux::Process;
 use hikkoshi_wire::Domain;
 use serde_json::json;
 
+use super::listener::QmpListener;
 use super::{Client, ConnectError, MonitorAddress, QmpError};
-use crate::attach::probe::QmpListener;
 
 /// How long a QEMU may take to notice that the previous client has disconnected.
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(5);

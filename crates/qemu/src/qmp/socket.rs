@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::listener::QmpListener;
 use super::{Client, ConnectError, Monitor, MonitorAddress};
-use crate::attach::probe::QmpListener;
 
 /// The monitor of a QEMU whose QMP socket is for us.
 #[derive(Debug)]

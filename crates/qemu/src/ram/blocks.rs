@@ -181,8 +181,8 @@ mod tests {
     use hikkoshi_pages::RamBlock;
     use proptest::prelude::*;
 
-    const V7: &str = include_str!("../../../tests/captured/ramblock-7.2-q35.txt");
-    const V10: &str = include_str!("../../../tests/captured/ramblock-10.0-q35.txt");
+    const V7: &str = include_str!("../../tests/captured/ramblock-7.2-q35.txt");
+    const V10: &str = include_str!("../../tests/captured/ramblock-10.0-q35.txt");
 
     #[test]
     fn a_real_machine_of_each_version() {

@@ -16,10 +16,10 @@ use hikkoshi_memory::{Backing, PrivateMemory, ProcessMemory, RamFile};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
 
 use crate::process::maps::Area;
+use crate::process::reopen::{self, FileAccess, MappedFileRange};
 use crate::ram::RamError;
 use crate::ram::blocks::RamBlockInfo;
 use crate::ram::huge_tmpfs;
-use crate::process::reopen::{self, FileAccess, MappedFileRange};
 
 /// The opened memory of a block.
 #[derive(Debug)]

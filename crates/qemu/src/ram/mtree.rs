@@ -190,10 +190,10 @@ pub(crate) fn ranges(flat_ranges: &[FlatRange], bytes: u64) -> Option<Vec<GuestR
 mod tests {
     use super::*;
 
-    const V7: &str = include_str!("../../../tests/captured/mtree-7.2-numa.txt");
-    const V10: &str = include_str!("../../../tests/captured/mtree-10.0-numa.txt");
-    const V7_HOLE: &str = include_str!("../../../tests/captured/mtree-7.2-hole.txt");
-    const V10_HOLE: &str = include_str!("../../../tests/captured/mtree-10.0-hole.txt");
+    const V7: &str = include_str!("../../tests/captured/mtree-7.2-numa.txt");
+    const V10: &str = include_str!("../../tests/captured/mtree-10.0-numa.txt");
+    const V7_HOLE: &str = include_str!("../../tests/captured/mtree-7.2-hole.txt");
+    const V10_HOLE: &str = include_str!("../../tests/captured/mtree-10.0-hole.txt");
 
     fn of(text: &str, id: &str, bytes: u64) -> Vec<GuestRange> {
         let found = parse(text);

@@ -6,9 +6,9 @@ use hikkoshi_linux::Process;
 
 use super::backend;
 use super::{RamError, addresses, blocks};
-use crate::process::maps::Area;
 use crate::parts::{Held, MemoryPart};
 use crate::process;
+use crate::process::maps::Area;
 use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 

@@ -17,8 +17,8 @@ use hikkoshi_engine::{CancelFlag, DiskConnection, DiskContent, DiskProgress, Sou
 use serde_json::json;
 
 use super::QemuSource;
-use super::end_copies::{self, EndCopiesError};
 use crate::disks::copy_error::CopyError;
+use crate::disks::end_copies::{self, EndCopiesError};
 use crate::disks::job_speed::JobSpeed;
 use crate::disks::jobs;
 use crate::disks::nbd::NbdRequests;

@@ -6,10 +6,10 @@ use hikkoshi_dirty::{DirtyError, StartError, UnsupportedKernel};
 use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
-use super::end_copies::EndCopiesError;
 use crate::attach::preflight::Refusal;
+use crate::disks::end_copies::EndCopiesError;
 use crate::qmp::reconnect::MonitorError;
-use crate::qmp::{ConnectError, QmpError};
+use crate::qmp::{QmpError, ResumeError};
 use crate::stream::StreamError;
 
 /// The dirty log was not started. The guest is unchanged.
@@ -100,30 +100,6 @@ pub(crate) enum SaveError {
     Sink(#[source] io::Error),
 }
 
-/// The guest was not resumed.
-#[derive(Debug, Error)]
-pub enum ResumeError {
-    /// A QMP command failed.
-    #[error(
-        "THE GUEST MAY BE PAUSED: resuming it at the source (resume it by hand: QMP command 'cont')"
-    )]
-    Qmp(#[from] QmpError),
-    /// The connection to the monitor failed.
-    #[error(
-        "THE GUEST MAY BE PAUSED: resuming it at the source (resume it by hand: QMP command 'cont')"
-    )]
-    Connect(#[from] ConnectError),
-    /// The command succeeded, but the guest does not run.
-    #[error(
-        "THE GUEST IS PAUSED: resuming it at the source: its state is still {state}; resume it by \
-         hand (QMP command 'cont')"
-    )]
-    Stopped {
-        /// QEMU's name for the state.
-        state: String,
-    },
-}
-
 /// Something that was changed in QEMU was not restored. The rest was.
 #[derive(Debug, Error)]
 pub(crate) enum ReleaseSourceError {
@@ -139,7 +115,7 @@ pub(crate) enum ReleaseSourceError {
     /// The block node was not removed.
     #[error(
         "letting QEMU migrate the guest again (by hand: QMP command 'blockdev-del', node-name \
-         {node})", node = super::move_lock::NODE
+         {node})", node = crate::disks::move_lock::NODE
     )]
     MoveLock(#[source] MonitorError),
     /// What copies the guest's disks was not removed.

@@ -13,8 +13,8 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
 
 use super::QemuSource;
-use crate::attach::oom_kills;
 use crate::network;
+use crate::process::oom_kills;
 use crate::qmp::reconnect::connected;
 use crate::source::drain;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 
 use super::QemuSource;
-use crate::attach::preflight::pause_mark;
+use crate::qmp::pause_mark;
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError, migration_status};
 
 /// How long QEMU may take to answer.

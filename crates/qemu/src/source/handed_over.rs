@@ -12,7 +12,7 @@ use hikkoshi_engine::{GuestError, SourceGuest};
 use thiserror::Error;
 
 use super::QemuSource;
-use crate::attach::preflight::pause_mark;
+use crate::qmp::pause_mark;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{Client, QmpError, migration_status};
 

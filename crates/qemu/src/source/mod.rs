@@ -8,12 +8,10 @@
 
 mod disks;
 pub(crate) mod drain;
-pub(crate) mod end_copies;
 mod error;
 mod guest;
 pub(crate) mod guest_now;
 mod handed_over;
-pub(crate) mod move_lock;
 mod pause;
 pub(crate) mod quit;
 pub(crate) mod ram_files;
@@ -38,25 +36,25 @@ use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 
 use self::disks::DiskCopies;
-pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError};
-use self::move_lock::MoveLock;
 use self::pause::{PreparedPause, Saving};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
-use crate::attach::exclusive_access::{self, ExclusiveAccess};
-use crate::attach::oom_kills;
-use crate::attach::preflight::{self, AllowedTypes, Refusal, Side, pause_mark};
-use crate::attach::process;
-use crate::attach::ram::blocks::RamBlockInfo;
-use crate::attach::reopen::FileAccess;
+use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::disks::OfferedDisks;
+use crate::disks::move_lock::MoveLock;
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::vlans_lost;
+use crate::process;
+use crate::process::exclusive_access::{self, ExclusiveAccess};
+use crate::process::oom_kills;
+use crate::process::reopen::FileAccess;
+use crate::qmp::pause_mark;
 use crate::qmp::reconnect::{self, MonitorError, connected};
 use crate::qmp::{Client, ConnectError, Monitor, MonitorSocket, QmpError, Submitted};
+use crate::ram::blocks::RamBlockInfo;
 
 /// The progress of the switchover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

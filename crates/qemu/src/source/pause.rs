@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 
 use super::undo_record::UndoRecord;
 use super::{PauseError, QemuSource, SwitchoverStage};
-use crate::attach::machine;
-use crate::attach::preflight::{self, MoveInProgress, Refusal, Side, pause_mark};
-use crate::attach::ram::blocks::{self, RamBlockInfo};
+use crate::attach::preflight::{self, MoveInProgress, Refusal, Side};
+use crate::device_tree;
 use crate::migration_settings;
 use crate::qmp::migration_status;
+use crate::qmp::pause_mark;
 use crate::qmp::reconnect::connected;
 use crate::qmp::{QmpError, Submitted, WATCHED_TIMEOUT};
+use crate::ram::blocks::{self, RamBlockInfo};
 use crate::stream::SaveFile;
 
 /// A save that QEMU executes now, or has executed.
@@ -77,7 +78,7 @@ impl QemuSource {
         };
         preflight::check_again(client, under_way, &self.allowed)?;
         // The destination compared its machine with this one.
-        let now = machine::read(client)?;
+        let now = device_tree::read(client)?;
         now.fits(&self.machine).map_err(Refusal::Changed)?;
         // Its owner may have paused or resumed it since we attached.
         self.qemu.description.running = state.running;

@@ -9,9 +9,9 @@ use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 
-use crate::attach::reopen::FileAccess;
 use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
+use crate::process::reopen::FileAccess;
 use crate::source::SourceReattachInfo;
 
 /// The RAM files of a guest that was handed over before its QEMU ended. They are

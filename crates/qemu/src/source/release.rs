@@ -3,7 +3,8 @@
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 
-use super::{QemuSource, ReleaseSourceError, SwitchoverStage, move_lock};
+use super::{QemuSource, ReleaseSourceError, SwitchoverStage};
+use crate::disks::move_lock;
 use crate::migration_settings::Settings;
 use crate::qmp::reconnect::MonitorError;
 

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{QemuSource, ResumeError, SwitchoverStage, move_lock};
-use crate::attach::preflight::pause_mark;
+use super::{QemuSource, SwitchoverStage};
+use crate::disks::move_lock;
 use crate::migration_settings::{self, Settings};
+use crate::qmp::ResumeError;
 use crate::qmp::migration_status;
+use crate::qmp::pause_mark;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{Client, Monitor};
 use crate::stream::remove_save_files;

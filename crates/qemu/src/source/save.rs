@@ -11,11 +11,12 @@ use thiserror::Error;
 
 use super::pause::Saving;
 use super::{QemuSource, SaveError, SwitchoverStage};
-use crate::attach::preflight::{self, Refusal, pause_mark};
+use crate::attach::preflight::{self, Refusal};
 use crate::attach::processors::asynchronous_faults::have_flag;
-use crate::attach::ram::blocks::{self, RamBlockInfo};
+use crate::qmp::pause_mark;
 use crate::qmp::reconnect::connected;
 use crate::qmp::{ConnectError, QmpError, migration_status};
+use crate::ram::blocks::{self, RamBlockInfo};
 use crate::stream::{SaveFile, SavedDevices, StreamBlock, remove_save_files, whole};
 
 impl From<&RamBlockInfo> for StreamBlock {

@@ -17,20 +17,20 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
-use super::ResumeError;
-use super::end_copies::{self, EndCopiesError};
-use super::move_lock;
 use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
-use crate::attach::exclusive_access::{self, ExclusiveAccessError};
-use crate::attach::preflight::pause_mark;
-use crate::attach::process::{self, ProcessError};
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::disks;
+use crate::disks::end_copies::{self, EndCopiesError};
+use crate::disks::move_lock;
 use crate::identity::QemuIdentity;
-use crate::identity::namespaces::FindProcessError;
 use crate::migration_settings;
+use crate::process::exclusive_access::{self, ExclusiveAccessError};
+use crate::process::namespaces::FindProcessError;
+use crate::process::{self, ProcessError};
 use crate::qmp;
+use crate::qmp::ResumeError;
+use crate::qmp::pause_mark;
 use crate::qmp::{Client, ConnectError, Monitor, QmpError};
 use crate::stream::remove_save_files;
 

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use super::Refusal;
 use super::devices::{MemoryWrites, OTHER_PROCESS};
 use crate::disks;
+use crate::disks::move_lock;
 use crate::qmp::{Client, QmpError};
-use crate::source::move_lock;
 
 const DMA: &str = "a device of the host writes into the guest's memory by DMA, and all of the memory is \
      pinned for that: its writes cannot be tracked, so pages would be lost in any mode";

@@ -6,7 +6,7 @@ use super::known_types::is_of_the_board;
 use super::qom_tree::{DEVICE_FOLDERS, Object, UNATTACHED};
 use super::survey::{self, AllowedTypes};
 use super::{network, pinning};
-use crate::attach::parts::{Part, Verdict};
+use crate::parts::{Part, Verdict};
 use crate::qmp::{Client, QmpError};
 
 fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict {

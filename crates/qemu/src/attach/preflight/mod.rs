@@ -12,7 +12,6 @@ pub(crate) mod list_parts;
 pub(crate) mod nested;
 mod network;
 mod other_process;
-pub(crate) mod pause_mark;
 mod pinning;
 mod qom_tree;
 mod refusal;
@@ -32,10 +31,11 @@ pub use survey::AllowedTypes;
 pub(crate) use untested::DRAIN;
 
 use self::qom_tree::DEVICE_FOLDERS;
+use crate::disks::move_lock;
 use crate::qmp::migration_status::{self, MigrationStatus};
+use crate::qmp::pause_mark;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
-use crate::source::move_lock;
 
 /// The side of the move that this QEMU is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use hikkoshi_linux::Process;
 use rustix::net::sockopt::socket_peercred;
 use serde_json::{Map, Value};
 
-use crate::attach::process;
-use crate::command_line::{keys, started_options};
+use crate::process;
+use crate::process::options::{keys, started_options};
 use crate::qmp::{Client, qom};
 
 /// ` (process 4711, virtiofsd)`, or nothing if it is not found. `object` has the chardev as a

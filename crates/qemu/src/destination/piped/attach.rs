@@ -11,16 +11,17 @@ use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 use super::{PipedError, PipedMachine, hold};
-use crate::attach::exclusive_access;
 use crate::attach::inspect::check_kernel;
-use crate::attach::ram::RamError;
-use crate::attach::ram::blocks::RamBlockInfo;
-use crate::attach::ram::{file, free_space, sharing};
-use crate::attach::reopen::FileAccess;
-use crate::attach::{AttachError, Attached, Overcommit, process};
+use crate::attach::{AttachError, Attached, Overcommit};
 use crate::destination::QemuDestination;
 use crate::identity::QemuIdentity;
+use crate::process;
+use crate::process::exclusive_access;
+use crate::process::reopen::FileAccess;
 use crate::qmp::Monitor;
+use crate::ram::RamError;
+use crate::ram::blocks::RamBlockInfo;
+use crate::ram::{file, free_space, sharing};
 
 /// The guest that the machine was made for, as its source describes it. The owner has made the
 /// machine from the source's description, and QEMU checks each part when it loads the device state.

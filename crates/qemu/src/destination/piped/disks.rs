@@ -8,9 +8,9 @@ use hikkoshi_linux::Process;
 use hikkoshi_wire::MAX_BACKING;
 use serde_json::{Map, Value};
 
-use crate::command_line::{keys, started_options};
 use crate::destination::storage_daemon::ServedDisk;
 use crate::disks::{BlockDisk, ImageFile, is_cd};
+use crate::process::options::{keys, started_options};
 
 /// The most layers of an image, such as a format on a file.
 const MAX_LAYERS: usize = 16;

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::NotRun;
-use crate::attach::process::ProcessError;
+use crate::process::ProcessError;
 use crate::stream::StreamError;
 
 impl PipedError {

@@ -20,8 +20,8 @@ use hikkoshi_linux::{HostAddr, HostRange, Pagemap, Process};
 use hikkoshi_wire::GuestDescription;
 
 use super::error::PipedError;
-use crate::attach::maps::Area;
-use crate::attach::process;
+use crate::process;
+use crate::process::maps::Area;
 use crate::stream;
 
 const PAGE: usize = 4096;
@@ -232,7 +232,7 @@ mod tests {
     fn the_heap_is_searched_and_the_stack_is_not() {
         let of = |name: &str| {
             let line = format!("7f0000000000-7f0000001000 rw-p 00000000 00:00 0 {name}\n");
-            let areas = crate::attach::maps::areas(line.as_bytes()).unwrap();
+            let areas = crate::process::maps::areas(line.as_bytes()).unwrap();
             (is_memory(&areas[0]), is_heap(&areas[0]))
         };
         assert_eq!(of(""), (true, false));

@@ -42,6 +42,7 @@ pub use self::loaded::{HasRunError, LoadedGuest};
 pub use self::pipe::StreamPipe;
 use super::error::LOAD_TIMEOUT;
 use super::written::Written;
+use crate::network::OwnedCard;
 use crate::stream::{self, StreamError};
 
 /// How long QEMU may take to load the beginning of the stream, which it does within milliseconds.
@@ -57,17 +58,6 @@ const HELD_BACK: u32 = 2 * (1 << 20);
 
 /// How long the owner may take to report why QEMU has ended.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A network card of the machine, as its owner knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnedCard {
-    /// Its name in QEMU.
-    pub name: String,
-    /// The address that it was configured with.
-    pub address: [u8; 6],
-    /// The tap device that it is connected to.
-    pub interface: Option<String>,
-}
 
 /// Why a machine's owner does not run the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]

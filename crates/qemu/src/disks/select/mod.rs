@@ -9,7 +9,7 @@ use super::left_behind::{self, LeftBehind};
 use super::list::{BlockDisk, is_file, list};
 use super::marks::{self, Marks, Owner};
 use super::select_error::SelectError;
-use crate::command_line::image_file;
+use crate::disks::image_file;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 

@@ -10,10 +10,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ram::blocks::RamBlockInfo;
-use crate::ram::mtree::{self, NamedFlatRange};
 use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
+use crate::ram::blocks::RamBlockInfo;
+use crate::ram::mtree::{self, NamedFlatRange};
 
 /// The addresses of the blocks that are mapped in the guest under a unique name, in the
 /// order of the blocks.
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::ram::blocks;
 
-    const BLOCKS: &str = include_str!("../../../../tests/captured/ramblock-7.2-q35.txt");
+    const BLOCKS: &str = include_str!("../../../tests/captured/ramblock-7.2-q35.txt");
 
     fn flat_range(name: &str, owner: &str) -> NamedFlatRange {
         NamedFlatRange {

@@ -14,10 +14,10 @@ use rustix::fs::Mode;
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::{BlockMemory, Kind, open};
+use crate::identity::RamFileIdentity;
+use crate::process::reopen::FileAccess;
 use crate::ram::RamError;
 use crate::ram::blocks::RamBlockInfo;
-use crate::process::reopen::FileAccess;
-use crate::identity::RamFileIdentity;
 
 const PATH: &str = "HIKKOSHI_TEST_HOSTILE_PATH";
 const READ_ONLY: &str = "HIKKOSHI_TEST_HOSTILE_READ_ONLY";
