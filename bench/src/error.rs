@@ -4,6 +4,10 @@ use std::io;
 use std::path::PathBuf;
 
 use hikkoshi_lab::LabError;
+use plotters::drawing::DrawingAreaErrorKind;
+
+/// What can go wrong while a chart is drawn.
+pub(crate) type DrawError = DrawingAreaErrorKind<io::Error>;
 
 /// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +17,7 @@ pub(crate) enum BenchError {
     NoProgram(PathBuf),
     /// A plot could not be drawn.
     #[error("drawing a plot")]
-    Plot(#[from] crate::report::plot::DrawError),
+    Plot(#[from] DrawError),
     /// No case matches the filters.
     #[error("no case matches --only; the cases are:\n{0}")]
     NothingToDo(String),

@@ -23,6 +23,21 @@
 //! [`estimate`], which compares predictions with what happens (`--only estimate`), and [`disks`],
 //! which moves guests whose disks are copied (`--only disks`).
 //!
+//! # Layers
+//!
+//! A module uses only those in lines below its own:
+//!
+//! ```text
+//! dirty_rate  disks  estimate
+//! measure  report
+//! record
+//! mover
+//! testbed  meter
+//! plan
+//! args  host_info
+//! error
+//! ```
+//!
 //! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The
 //! `verify` workload and huge pages of 1 GiB are covered by the tests only.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people

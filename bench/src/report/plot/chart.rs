@@ -6,9 +6,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::axis::Axis;
-
-/// What can go wrong while a chart is drawn.
-pub(crate) type DrawError = DrawingAreaErrorKind<std::io::Error>;
+use crate::error::DrawError;
 
 /// A part of an SVG picture.
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;

@@ -8,7 +8,7 @@ mod nano;
 mod timeline;
 
 pub(crate) use axis::Scale;
-pub(crate) use chart::{Chart, DrawError, Panel, Points, Style};
+pub(crate) use chart::{Chart, Panel, Points, Style};
 pub(crate) use figures::panel;
 
 use std::fs;

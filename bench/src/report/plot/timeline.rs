@@ -5,7 +5,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::axis::{Axis, Scale};
-use super::chart::{Area, COLOURS, DrawError, GREY, LIGHT, font, heading, picture};
+use super::chart::{Area, COLOURS, GREY, LIGHT, font, heading, picture};
+use crate::error::DrawError;
 use crate::record::{FaultTimeline, Place, Run, Step};
 
 const WIDTH: i32 = 800;
