@@ -1,16 +1,13 @@
 //! The program under test, as a process.
 
 use crate::{LONG, Terminal};
-use hikkoshi_lab::never_retried;
+use error_reporter::Report;
+use hikkoshi_lab::{Output, RunningProgram, StandardError, never_retried};
 use rustix::process::Signal;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
 
 /// The release build of `hikkoshi`: `$HIKKOSHI_BIN`, or the one in this build's target folder.
 ///
@@ -73,125 +70,7 @@ impl Exit {
 #[derive(Debug)]
 pub struct Program {
     name: String,
-    child: Child,
-    stdout: Arc<Stream>,
-    stderr: Arc<Stream>,
-}
-
-/// One of its output streams.
-#[derive(Debug, Default)]
-struct Stream {
-    state: Mutex<State>,
-    more: Condvar,
-}
-
-/// What is known of it.
-#[derive(Debug, Default)]
-struct State {
-    text: String,
-    over: bool,
-    /// It is not read.
-    is_blocked: bool,
-    /// The thread that reads waits until it may.
-    has_stopped: bool,
-}
-
-/// What fills a pipe: a control character, which is a part of no output.
-const FILLER: char = '\u{16}';
-
-impl Stream {
-    fn follow(from: impl Read + Send + 'static) -> Arc<Self> {
-        let stream = Arc::new(Self::default());
-        let filled = Arc::clone(&stream);
-        std::thread::spawn(move || {
-            let mut from = BufReader::new(from);
-            let mut line = Vec::new();
-            loop {
-                line.clear();
-                let over = matches!(from.read_until(b'\n', &mut line), Ok(0) | Err(_));
-                let mut state = filled.lock();
-                while state.is_blocked {
-                    state.has_stopped = true;
-                    filled.more.notify_all();
-                    let woken = filled.more.wait(state);
-                    state = woken.unwrap_or_else(PoisonError::into_inner);
-                }
-                state.has_stopped = false;
-                let line = String::from_utf8_lossy(&line);
-                let output = line.trim_start_matches(FILLER);
-                if output.len() == line.len() || output != "\n" {
-                    state.text.push_str(output);
-                }
-                state.over = over;
-                filled.more.notify_all();
-                if over {
-                    return;
-                }
-            }
-        });
-        stream
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn text(&self) -> String {
-        self.lock().text.clone()
-    }
-
-    /// Stops reading, and fills the pipe, whose end for writing is `pipe`.
-    fn block(&self, pipe: &Path) {
-        let mut options = File::options();
-        let not_blocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        options.write(true).custom_flags(not_blocking);
-        let mut pipe = options.open(pipe).unwrap();
-        self.lock().is_blocked = true;
-        let mut fill = |filler: &str| {
-            let full = loop {
-                if let Err(error) = pipe.write_all(filler.as_bytes()) {
-                    break error;
-                }
-            };
-            assert_eq!(full.kind(), io::ErrorKind::WouldBlock, "{full}");
-        };
-        // Writes of this length are not split (pipe(7), `PIPE_BUF`).
-        let line = format!("{}\n", FILLER.to_string().repeat(4095));
-        fill(&line);
-        // The thread has read a line by now, which has made room.
-        let mut state = self.lock();
-        while !state.has_stopped {
-            let woken = self.more.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
-        fill(&line);
-        fill(&FILLER.to_string());
-    }
-
-    /// Reads again.
-    fn unblock(&self) {
-        self.lock().is_blocked = false;
-        self.more.notify_all();
-    }
-
-    /// Waits until `done` returns a value for the text so far, or the stream has ended.
-    fn wait<T>(&self, limit: Duration, done: impl Fn(&str, bool) -> Option<T>) -> Option<T> {
-        let deadline = Instant::now() + limit;
-        let mut state = self.lock();
-        loop {
-            let found = done(&state.text, state.over);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if found.is_some() || state.over || left.is_zero() {
-                return found;
-            }
-            state = self
-                .more
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
+    program: RunningProgram,
 }
 
 impl Program {
@@ -221,7 +100,7 @@ impl Program {
         command.stdin(Stdio::piped());
         let mut program = Self::start_as_it_is_at(name, command, terminal);
         // It fits into the pipe. A program that has already exited does not read it.
-        let stdin = program.child.stdin.take();
+        let stdin = program.program.take_stdin();
         let _ = stdin.unwrap().write_all(input.as_bytes());
         program
     }
@@ -238,37 +117,25 @@ impl Program {
         let stderr = match terminal {
             Some(terminal) => {
                 command.env("TERM", "xterm");
-                terminal.user_side().into()
+                StandardError::To(terminal.user_side().into())
             }
-            None => Stdio::piped(),
+            None => StandardError::Read,
         };
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(stderr)
-            .spawn()
-            .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
-        let stdout = Stream::follow(child.stdout.take().unwrap());
-        let stderr = match child.stderr.take() {
-            Some(pipe) => Stream::follow(pipe),
-            // What is shown is at the terminal.
-            None => Stream::follow(io::empty()),
-        };
+        let program = RunningProgram::start(command, stderr);
         Self {
             name: name.to_owned(),
-            child,
-            stdout,
-            stderr,
+            program: program.unwrap_or_else(|error| panic!("{}", Report::new(error))),
         }
     }
 
     /// Its process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.program.pid()
     }
 
     /// Its standard error so far.
     pub fn stderr(&self) -> String {
-        self.stderr.text()
+        self.program.stderr().text()
     }
 
     /// Waits for a line with `part` in it on standard error, and returns the line.
@@ -276,7 +143,7 @@ impl Program {
     /// # Panics
     /// When it exits first, or after a long time.
     pub fn wait_stderr(&self, part: &str) -> String {
-        self.wait_line(&self.stderr, part)
+        self.wait_line(self.program.stderr(), part)
     }
 
     /// Waits for a line with `part` in it on standard output, and returns the line.
@@ -284,13 +151,11 @@ impl Program {
     /// # Panics
     /// When it exits first, or after a long time.
     pub fn wait_stdout(&self, part: &str) -> String {
-        self.wait_line(&self.stdout, part)
+        self.wait_line(self.program.stdout(), part)
     }
 
-    fn wait_line(&self, stream: &Stream, part: &str) -> String {
-        let line = stream.wait(LONG, |text, _| {
-            text.lines().find(|l| l.contains(part)).map(str::to_owned)
-        });
+    fn wait_line(&self, output: &Output, part: &str) -> String {
+        let line = output.wait_line(LONG, |line| line.contains(part).then(|| line.to_owned()));
         line.unwrap_or_else(|| panic!("{} did not print {part:?}:\n{}", self.name, self.stderr()))
     }
 
@@ -304,7 +169,7 @@ impl Program {
     /// # Panics
     /// When it exits first, or after a long time.
     pub fn wait_stderr_count(&self, part: &str, times: usize) {
-        let stderr = self.stderr.wait(LONG, |text, _| {
+        let stderr = self.program.stderr().wait(LONG, |text| {
             let count = text.lines().filter(|l| l.contains(part)).count();
             (count >= times).then_some(())
         });
@@ -322,8 +187,7 @@ impl Program {
     /// # Panics
     /// When it has exited.
     pub fn block_stderr(&self) {
-        let pipe = format!("/proc/{}/fd/2", self.child.id());
-        self.stderr.block(Path::new(&pipe));
+        self.program.block_stderr().unwrap();
     }
 
     /// Sends a signal to the program.
@@ -331,9 +195,7 @@ impl Program {
     /// # Panics
     /// When it has exited and was waited for.
     pub fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).unwrap();
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
+        self.program.signal(signal).unwrap();
     }
 
     /// Sends SIGINT, as Ctrl-C does.
@@ -343,8 +205,7 @@ impl Program {
 
     /// Kills the program with SIGKILL.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.program.kill();
     }
 
     /// Whether it has exited.
@@ -352,7 +213,7 @@ impl Program {
     /// # Panics
     /// When its status cannot be read.
     pub fn has_exited(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
+        self.program.try_wait().unwrap().is_some()
     }
 
     fn note_crash(&self, status: ExitStatus) {
@@ -366,30 +227,24 @@ impl Program {
     /// # Panics
     /// When it does not exit in a long time.
     pub fn wait(&mut self) -> Exit {
-        let deadline = Instant::now() + LONG;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(
-                Instant::now() < deadline,
+        let status = self.program.wait(LONG).unwrap().unwrap_or_else(|| {
+            panic!(
                 "{} does not exit; its standard error:\n{}",
                 self.name,
                 self.stderr()
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        };
+            )
+        });
         // The output is still in the pipes. A guard process that it left behind may keep their
         // other ends open a little longer.
-        for stream in [&self.stdout, &self.stderr] {
-            stream.unblock();
-            stream.wait(LONG, |_, over| over.then_some(()));
+        for output in [self.program.stdout(), self.program.stderr()] {
+            output.unblock();
+            output.wait_end(LONG);
         }
         self.note_crash(status);
         Exit {
             code: status.code(),
-            stdout: self.stdout.text(),
-            stderr: self.stderr.text(),
+            stdout: self.program.stdout().text(),
+            stderr: self.stderr(),
         }
     }
 }
@@ -408,7 +263,7 @@ fn crash(status: ExitStatus, stderr: &str) -> Option<String> {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        if let Ok(Some(status)) = self.child.try_wait() {
+        if let Ok(Some(status)) = self.program.try_wait() {
             self.note_crash(status);
         }
         self.kill();
@@ -416,8 +271,8 @@ impl Drop for Program {
             crate::log(format!(
                 "{}: standard output:\n{}standard error:\n{}",
                 self.name,
-                self.stdout.text(),
-                self.stderr.text()
+                self.program.stdout().text(),
+                self.stderr()
             ));
         }
     }
@@ -433,11 +288,7 @@ mod tests {
             let mut command = Command::new("/bin/sh");
             command.args(["-c", script]);
             let mut program = Program::start("a script", command);
-            let status = loop {
-                if let Some(status) = program.child.try_wait().unwrap() {
-                    break status;
-                }
-            };
+            let status = program.program.wait(LONG).unwrap().unwrap();
             crash(status, &program.wait().stderr)
         };
         assert_eq!(crash_of("kill -SEGV $$").unwrap(), "signal 11");

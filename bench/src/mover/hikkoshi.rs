@@ -1,15 +1,12 @@
 //! Moves the guest with hikkoshi: two processes, as on two hosts.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::Vm;
-use rustix::process::{Pid, Signal, kill_process};
+use hikkoshi_lab::{RunningProgram, StandardError, Vm};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::outcome::MoveOutcome;
@@ -24,7 +21,6 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 /// The folder for the journals.
 const JOURNAL: &str = "/dev/shm/hikkoshi-bench";
-const POLL: Duration = Duration::from_millis(1);
 
 /// A running migration; killed on drop.
 #[derive(Debug)]
@@ -83,13 +79,13 @@ impl HikkoshiMigration {
         args: &Args,
         more: &[&str],
     ) -> Result<Self, BenchError> {
-        let WaitingDestination(mut receive) = waiting;
+        let WaitingDestination(receive) = waiting;
         let encrypted = variant.is_encrypted();
         let log = variant.log();
         let (downtime, variant) = (args.max_downtime.to_string(), variant.migrate_words());
         let invitation;
         let mut words = if encrypted {
-            invitation = receive.invitation()?;
+            invitation = receive.invitation();
             vec!["migrate", "--to", &invitation, "--mode", mode]
         } else {
             vec![
@@ -281,9 +277,7 @@ fn read(path: &Path) -> Result<Value, BenchError> {
 #[derive(Debug)]
 struct Side {
     name: &'static str,
-    child: Child,
-    said: Arc<Mutex<Vec<String>>>,
-    notices: Receiver<String>,
+    program: RunningProgram,
 }
 
 impl Side {
@@ -296,141 +290,93 @@ impl Side {
         report: &Path,
         log: Option<&str>,
     ) -> Result<Self, BenchError> {
-        let failed = |source| BenchError::Program { side: name, source };
         command.args(arguments);
         // After the name of the subcommand.
         if let Some(vm) = vm {
             command.arg("--qmp").arg(vm.qmp_path());
         }
-        let mut child = command
+        command
             .envs(log.map(|selected| ("HIKKOSHI_LOG", selected)))
             .args(["--progress", "json"])
             // On a tmpfs, as /run is on a host with systemd.
             .args(["--journal", JOURNAL])
             .arg("--json")
             .arg(report)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let (sender, notices) = channel();
-        if let Some(stderr) = child.stderr.take() {
-            let said = Arc::clone(&said);
-            std::thread::Builder::new()
-                .name(format!("stderr-{name}"))
-                .spawn(move || collect(stderr, &said, |notice| drop(sender.send(notice))))
-                .map_err(failed)?;
-        }
-        Ok(Self {
-            name,
-            child,
-            said,
-            notices,
-        })
+            .stdin(Stdio::null());
+        let program = RunningProgram::start(command, StandardError::Read)?;
+        Ok(Self { name, program })
     }
 
     /// Waits until the destination reports that it listens.
     fn wait_listening(&mut self) -> Result<(), BenchError> {
-        let deadline = Instant::now() + SOON;
-        while Instant::now() < deadline {
-            match self.notices.recv_timeout(Duration::from_millis(100)) {
-                Ok(notice) if notice.contains("waiting for a guest") => return Ok(()),
-                Ok(_) => {}
-                Err(_) => {
-                    if let Some(status) = self.wait(Duration::ZERO)? {
-                        return Err(self.ended(status));
-                    }
-                }
-            }
+        let listens = |line: &str| line.contains("waiting for a guest").then_some(());
+        if self.program.stderr().wait_line(SOON, listens).is_some() {
+            return Ok(());
         }
-        Err(self.hangs())
+        match self.wait(Duration::ZERO)? {
+            Some(status) => Err(self.ended(status)),
+            None => Err(self.hangs()),
+        }
     }
 
     /// The invitation that it prints once it listens.
-    fn invitation(&mut self) -> Result<String, BenchError> {
-        let mut line = String::new();
-        if let Some(stdout) = self.child.stdout.take() {
-            BufReader::new(stdout)
-                .read_line(&mut line)
-                .map_err(|source| BenchError::Program {
-                    side: self.name,
-                    source,
-                })?;
-        }
-        Ok(line.trim().to_owned())
+    fn invitation(&self) -> String {
+        let line = |line: &str| Some(line.trim().to_owned());
+        let line = self.program.stdout().wait_line(SOON, line);
+        line.unwrap_or_default()
     }
 
     /// Waits for its exit; `None` when it still runs after `limit`.
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, BenchError> {
-        let deadline = Instant::now() + limit;
-        loop {
-            let status = self
-                .child
-                .try_wait()
-                .map_err(|source| BenchError::Program {
-                    side: self.name,
-                    source,
-                })?;
-            if status.is_some() || Instant::now() >= deadline {
-                return Ok(status);
-            }
-            std::thread::sleep(POLL);
-        }
+        let failed = |source| BenchError::Program {
+            side: self.name,
+            source,
+        };
+        self.program.wait(limit).map_err(failed)
     }
 
     /// Sends SIGINT, as Ctrl-C does.
     fn interrupt(&self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        if let Some(pid) = pid {
-            // It may have exited just now.
-            let _ = kill_process(pid, Signal::INT);
-        }
+        // It may have exited just now.
+        let _ = self.program.signal(Signal::INT);
+    }
+
+    /// What it has written so far in JSON, a value in each line.
+    fn values(&self) -> Vec<Value> {
+        let text = self.program.stderr().text();
+        let values = text.lines().map(serde_json::from_str);
+        values.filter_map(Result::ok).collect()
     }
 
     /// The last reported round.
     fn last_round(&self) -> Option<u64> {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.iter().rev().find_map(|line| {
-            let value: Value = serde_json::from_str(line).ok()?;
-            value["progress"]["round"].as_u64().filter(|&n| n > 0)
-        })
+        let rounds = self.values().into_iter().rev();
+        let mut rounds = rounds.filter_map(|value| value["progress"]["round"].as_u64());
+        rounds.find(|&round| round > 0)
     }
 
     /// What it has reported of the time left: each time from the start, and the estimate then, in
     /// seconds.
     fn time_left(&self) -> Value {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |line: &String| {
-            let progress = serde_json::from_str::<Value>(line).ok()?["progress"].take();
+        let reported = |value: Value| {
+            let progress = value.get("progress")?;
             let at_ms = progress["at_ms"].as_f64()?;
             Some(json!({ "at_s": at_ms / 1e3, "left": progress["time_left"] }))
         };
-        said.iter().filter_map(of).collect()
+        self.values().into_iter().filter_map(reported).collect()
     }
 
+    /// The fields of each entry of its log so far.
     fn log(&self) -> Vec<Value> {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.iter()
-            .filter_map(|line| {
-                let mut value: Value = serde_json::from_str(line).ok()?;
-                Some(value.get_mut("log")?.get_mut("fields")?.take())
-            })
-            .collect()
-    }
-
-    fn stderr_tail(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let from = said.len().saturating_sub(12);
-        said[from..].join("\n")
+        let fields = |value: Value| Some(value.get("log")?.get("fields")?.clone());
+        self.values().into_iter().filter_map(fields).collect()
     }
 
     fn ended(&self, status: ExitStatus) -> BenchError {
         BenchError::Ended {
             side: self.name,
             status: status.to_string(),
-            stderr: self.stderr_tail(),
+            stderr: self.program.stderr().tail(12),
         }
     }
 
@@ -438,29 +384,7 @@ impl Side {
         BenchError::Ended {
             side: self.name,
             status: "no exit status: it still runs".to_owned(),
-            stderr: self.stderr_tail(),
+            stderr: self.program.stderr().tail(12),
         }
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Stores every line, and passes on the notices.
-fn collect(stderr: ChildStderr, said: &Mutex<Vec<String>>, notice: impl Fn(String)) {
-    for line in BufReader::new(stderr).lines() {
-        let Ok(line) = line else { return };
-        if let Ok(value) = serde_json::from_str::<Value>(&line)
-            && let Some(text) = value["notice"].as_str()
-        {
-            notice(text.to_owned());
-        }
-        said.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(line);
     }
 }

@@ -10,6 +10,8 @@
 //!
 //! [`libvirt`] has hosts with libvirt daemons, and domains that move between them.
 //!
+//! A [`RunningProgram`] is a program whose output is read while it runs.
+//!
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
 //! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
 //!
@@ -70,6 +72,7 @@ mod memory_limit;
 mod mount;
 pub mod net;
 mod never_retried;
+mod program;
 pub mod prometheus;
 mod qemu_migration;
 mod qmp;
@@ -106,6 +109,7 @@ pub use net::{
     RateLimit,
 };
 pub use never_retried::never_retried;
+pub use program::{Output, RunningProgram, StandardError};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};

@@ -3,16 +3,18 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // what it shows is what it is for
 
 use std::env;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{self, Child, Command, ExitCode, Stdio};
+use std::process::{self, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use error_reporter::Report as ErrorReport;
-use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
+use hikkoshi_lab::{
+    Lab, LabError, QemuVersion, Ram, Report, RunningProgram, StandardError, Vm, VmConfig, Workload,
+};
+use rustix::process::Signal;
 
 /// Boots a test guest, moves it to a second QEMU with hikkoshi, and checks its memory
 #[derive(Debug, Parser)]
@@ -53,6 +55,9 @@ struct Demo {
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(2);
 
+/// How long `receive` may take to listen, and to end.
+const END: Duration = Duration::from_secs(60);
+
 /// How long the guest may take to check all of its memory.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -75,6 +80,9 @@ enum DemoError {
     /// `receive` failed although `migrate` did not.
     #[error("'hikkoshi receive' failed: {0}")]
     Receive(process::ExitStatus),
+    /// `receive` did not end after `migrate` has.
+    #[error("'hikkoshi receive' does not end")]
+    StillReceiving,
     /// The guest has found pages that are not what it wrote.
     #[error("the guest found {0} bad pages at the destination")]
     BadPages(u64),
@@ -153,13 +161,10 @@ fn show(args: &Demo) -> Result<(), DemoError> {
 
 /// Runs `hikkoshi receive` and `hikkoshi migrate`, and `hikkoshi report` afterwards.
 fn move_guest(args: &Demo, source: &Vm, destination: &Vm) -> Result<(), DemoError> {
-    let mut receive = Running::spawn(
-        hikkoshi(destination.qmp_path(), "receive")
-            .args(["--listen", "127.0.0.1:0", "--progress", "json"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped()),
-    )?;
-    let address = listening_at(&mut receive.0)?;
+    let mut receive = hikkoshi(destination.qmp_path(), "receive");
+    receive.args(["--listen", "127.0.0.1:0", "--progress", "json"]);
+    let mut receive = Receiver(RunningProgram::start(receive, StandardError::Read)?);
+    let address = receive.address()?;
     line(&format!(
         "$ hikkoshi receive --listen {address} --qmp destination.qmp &"
     ));
@@ -167,20 +172,18 @@ fn move_guest(args: &Demo, source: &Vm, destination: &Vm) -> Result<(), DemoErro
         "$ hikkoshi migrate {address} --qmp source.qmp --mode {} --verbose",
         args.mode
     ));
-    let mut migrate = Running::spawn(hikkoshi(source.qmp_path(), "migrate").args([
-        &address,
-        "--mode",
-        &args.mode,
-        "--verbose",
-    ]))?;
-    let migrate = migrate.0.wait().map_err(failed("waiting for"))?;
+    let migrate = hikkoshi(source.qmp_path(), "migrate")
+        .args([&address, "--mode", &args.mode, "--verbose"])
+        .status()
+        .map_err(failed("starting"))?;
     if !migrate.success() {
-        // `receive` may still wait for a source. It ends with its `Running`.
         return Err(DemoError::Migrate(migrate));
     }
-    let receive = receive.0.wait().map_err(failed("waiting for"))?;
-    if !receive.success() {
-        return Err(DemoError::Receive(receive));
+    let received = receive.0.wait(END).map_err(failed("waiting for"))?;
+    match received {
+        Some(received) if received.success() => {}
+        Some(received) => return Err(DemoError::Receive(received)),
+        None => return Err(DemoError::StillReceiving),
     }
     // Afterwards, so that it has both sides.
     let reported = hikkoshi_without_qmp(source.qmp_path(), "report")
@@ -195,23 +198,29 @@ fn move_guest(args: &Demo, source: &Vm, destination: &Vm) -> Result<(), DemoErro
     }
 }
 
-/// A child process that ends with the demo.
-struct Running(Child);
+/// `hikkoshi receive`. It ends with the demo.
+struct Receiver(RunningProgram);
 
-impl Running {
-    fn spawn(command: &mut Command) -> Result<Self, DemoError> {
-        command.spawn().map(Self).map_err(failed("starting"))
+impl Receiver {
+    /// The address that it listens on, from its first notice.
+    fn address(&self) -> Result<String, DemoError> {
+        const BEFORE_ADDRESS: &str = "waiting for a guest at ";
+        let address = |line: &str| {
+            let notice = serde_json::from_str::<serde_json::Value>(line).ok()?;
+            let notice = notice.get("notice")?.as_str()?;
+            notice.strip_prefix(BEFORE_ADDRESS).map(str::to_owned)
+        };
+        let stderr = self.0.stderr();
+        let found = stderr.wait_line(END, address);
+        found.ok_or_else(|| DemoError::NotListening(stderr.text()))
     }
 }
 
-impl Drop for Running {
+impl Drop for Receiver {
     fn drop(&mut self) {
         // Not SIGKILL: it restores what it has changed.
-        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed())
-            && matches!(self.0.try_wait(), Ok(None))
-        {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            let _ = self.0.wait();
+        if self.0.signal(Signal::TERM).is_ok() {
+            let _ = self.0.wait(END);
         }
     }
 }
@@ -240,37 +249,6 @@ fn hikkoshi_without_qmp(qmp: &Path, subcommand: &str) -> Command {
 
 fn failed(doing: &'static str) -> impl FnOnce(std::io::Error) -> DemoError {
     move |cause| DemoError::Program { doing, cause }
-}
-
-/// Reads the address that `receive` listens on from its first notice. A thread continues to read,
-/// so that `receive` never blocks on a full pipe.
-fn listening_at(receive: &mut Child) -> Result<String, DemoError> {
-    const BEFORE_ADDRESS: &str = "waiting for a guest at ";
-    let mut output = receive.stderr.take().map(BufReader::new);
-    let mut seen = String::new();
-    while let Some(reader) = &mut output {
-        let mut text = String::new();
-        if reader
-            .read_line(&mut text)
-            .map_err(failed("listening to"))?
-            == 0
-        {
-            break;
-        }
-        let notice = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default();
-        let address = notice["notice"]
-            .as_str()
-            .and_then(|notice| notice.strip_prefix(BEFORE_ADDRESS))
-            .map(str::to_owned);
-        if let Some(address) = address {
-            if let Some(mut rest) = output {
-                thread::spawn(move || std::io::copy(&mut rest, &mut std::io::sink()));
-            }
-            return Ok(address);
-        }
-        seen.push_str(&text);
-    }
-    Err(DemoError::NotListening(seen))
 }
 
 /// Shows what the guest says of itself on `vm`: its last line, and the slowest
