@@ -190,13 +190,22 @@ UPGRADE_FROM ?= e4946ab6
 test-upgrade: guest ## move guests between this revision and UPGRADE_FROM, in both directions and all modes
 	packaging/test-upgrade.sh $(UPGRADE_FROM)
 
-# Fetches and builds nothing that it does not need.
+# Fetches and builds nothing that it does not need, both at once.
 .PHONY: demo
 demo: ## move a test guest between two QEMU processes, and print the result
+	@echo "demo: fetching QEMU 10.0, a Debian kernel and busybox, and building hikkoshi (the first time: some two minutes)"
+	@setup/setup.sh tools
+	@$(MAKE) --no-print-directory --jobs=2 demo-guest demo-programs
+	@target/demo/hikkoshi-demo $(ARGS)
+
+.PHONY: demo-guest
+demo-guest:
 	@setup/setup.sh only qemu-10.0 kernel busybox
 	@$(MAKE) --no-print-directory $(INITRAMFS)
-	cargo build --locked --release --package hikkoshi --package hikkoshi-lab
-	@target/release/hikkoshi-demo $(ARGS)
+
+.PHONY: demo-programs
+demo-programs:
+	cargo build --locked --profile demo --package hikkoshi --package hikkoshi-lab
 
 # Every file whose first line names a shell; files that these source are checked with them.
 SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git \) -prune \

@@ -213,7 +213,7 @@ pub(crate) fn rounds(simulation: &Simulation<'_>, options: &SourceOptions) -> Ro
     };
     let mut before = simulation.guest.pages;
     let limit = match options.when_stalled {
-        WhenStalled::GoOn => options.max_rounds.max(PATIENCE),
+        WhenStalled::Continue => options.max_rounds.max(PATIENCE),
         WhenStalled::Switch | WhenStalled::Stop => options.max_rounds,
     };
     for round in 1..=limit.min(MOST_ROUNDS) {
@@ -263,8 +263,8 @@ pub(crate) fn rounds(simulation: &Simulation<'_>, options: &SourceOptions) -> Ro
                     all.end = RoundsEnd::Cancelled;
                     return all;
                 }
-                WhenStalled::GoOn if steady => return all,
-                WhenStalled::GoOn => {}
+                WhenStalled::Continue if steady => return all,
+                WhenStalled::Continue => {}
             }
         }
         before = whole(dirty);

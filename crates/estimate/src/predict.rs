@@ -226,7 +226,11 @@ pub(crate) mod tests {
     /// As `--max-rounds none`, of a guest that writes to everything.
     #[test]
     fn rounds_without_a_limit_are_not_simulated_without_end() {
-        for when_stalled in [WhenStalled::GoOn, WhenStalled::Switch, WhenStalled::Stop] {
+        for when_stalled in [
+            WhenStalled::Continue,
+            WhenStalled::Switch,
+            WhenStalled::Stop,
+        ] {
             let options = SourceOptions {
                 when_stalled,
                 max_rounds: u32::MAX,

@@ -58,7 +58,7 @@ pub enum MemoryError {
     #[error(
         "dropping {range} of the guest's memory: it is a private mapping of a file that has content \
          there, and without its pages the guest would read the file (post-copy needs a file that \
-         is empty there, or other memory at the destination; --mode precopy --when-stalled go-on \
+         is empty there, or other memory at the destination; --mode precopy --when-stalled continue \
          works)"
     )]
     FileContent {

@@ -14,7 +14,7 @@ use hikkoshi_linux::Priority;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenStalled {
     /// Report it and continue.
-    GoOn,
+    Continue,
     /// Switch over; the other pages follow in post-copy.
     Switch,
     /// Fail; the guest keeps running at the source.
@@ -118,7 +118,7 @@ impl Default for SourceOptions {
             bandwidth: None,
             precopy_rounds: 1,
             max_rounds: 30,
-            when_stalled: WhenStalled::GoOn,
+            when_stalled: WhenStalled::Continue,
             allow_cpu_mismatch: false,
             links: default_links(),
             drain: true,

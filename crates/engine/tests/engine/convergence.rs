@@ -167,7 +167,7 @@ fn the_check_before_the_pause_counts_as_a_round_too_many() {
     let (source, _) = limited(WhenStalled::Stop, u32::MAX).at_source();
     assert!(source.starts_with(says), "{source}");
 
-    let done = limited(WhenStalled::GoOn, 10);
+    let done = limited(WhenStalled::Continue, 10);
     let notices = done.notices.all();
     assert_eq!(notices.matches(says).count(), 1, "{notices}");
     assert!(

@@ -177,7 +177,7 @@ fn precopy_that_does_not_converge() {
     );
 
     // The operator cancels it some rounds later.
-    let setup = stalled(WhenStalled::GoOn);
+    let setup = stalled(WhenStalled::Continue);
     let machine = Arc::clone(&setup.machine);
     let cancel = setup.source_cancel.clone();
     let takes = AtomicU32::new(0);

@@ -26,7 +26,7 @@ pub(crate) struct ConvergenceOptions {
     )]
     pub max_downtime: Option<u64>,
 
-    /// What to do if pre-copy does not converge [default: go-on]
+    /// What to do if pre-copy does not converge [default: continue]
     ///
     /// That is, after --max-rounds rounds. Not related to --stall-timeout, which is about links.
     #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
@@ -107,7 +107,7 @@ fn parse_max_rounds(text: &str) -> Result<u32, String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WhenStalled {
     /// Report it and continue pre-copy
-    GoOn,
+    Continue,
     /// Continue with post-copy
     Switch,
     /// Cancel the migration; the guest stays at the source
@@ -117,7 +117,7 @@ pub(crate) enum WhenStalled {
 impl From<WhenStalled> for hikkoshi_engine::WhenStalled {
     fn from(action: WhenStalled) -> Self {
         match action {
-            WhenStalled::GoOn => Self::GoOn,
+            WhenStalled::Continue => Self::Continue,
             WhenStalled::Switch => Self::Switch,
             WhenStalled::Stop => Self::Stop,
         }

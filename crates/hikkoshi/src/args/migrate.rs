@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(options.max_downtime, Duration::from_millis(300));
         assert_eq!(options.precopy_rounds, 1);
         assert_eq!(options.max_rounds, 30);
-        assert_eq!(options.when_stalled, hikkoshi_engine::WhenStalled::GoOn);
+        assert_eq!(options.when_stalled, hikkoshi_engine::WhenStalled::Continue);
         assert_eq!(options.read_ahead, ReadAhead::Adaptive);
         assert_eq!(options.stall_timeout, Duration::from_secs(20));
         assert_eq!(options.background_delay, Duration::ZERO);

@@ -113,7 +113,11 @@ mod tests {
             (&[600, 600, 600, 27], Converges::Yes),
             (&[0, 0], Converges::Yes),
         ] {
-            for when_stalled in [WhenStalled::GoOn, WhenStalled::Stop, WhenStalled::Switch] {
+            for when_stalled in [
+                WhenStalled::Continue,
+                WhenStalled::Stop,
+                WhenStalled::Switch,
+            ] {
                 let expected = match (expected, when_stalled) {
                     (Converges::No, WhenStalled::Switch) => Converges::Switches,
                     _ => expected,

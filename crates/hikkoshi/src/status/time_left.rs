@@ -478,7 +478,7 @@ mod tests {
     /// Low, likely, and high.
     fn left(now: &Snapshot, mode: Mode, rate: Option<f64>) -> Option<[Option<f64>; 3]> {
         let writes = written(rate);
-        time_left(now, &plan(mode, WhenStalled::GoOn), &SPEED, &writes).map(of)
+        time_left(now, &plan(mode, WhenStalled::Continue), &SPEED, &writes).map(of)
     }
 
     /// Half of the second round.
@@ -534,7 +534,7 @@ mod tests {
             Some(all / WORST + 1.2),
         ];
         assert_near(left(WhenStalled::Switch), expected);
-        assert_eq!(left(WhenStalled::GoOn), None);
+        assert_eq!(left(WhenStalled::Continue), None);
         assert_eq!(left(WhenStalled::Stop), None);
         let mut unlimited = plan(Mode::Precopy, WhenStalled::Switch);
         unlimited.max_rounds = u32::MAX;
@@ -616,14 +616,14 @@ mod tests {
             let speed = Speed { pages, ..SPEED };
             time_left(&now, &plan(mode, when), &speed, &writes)
         };
-        let left = of(Mode::Hybrid, WhenStalled::GoOn, RATES).unwrap();
+        let left = of(Mode::Hybrid, WhenStalled::Continue, RATES).unwrap();
         assert!(
             (left.likely_s - (5.0 + 300.0 / 100.0 + 0.06)).abs() < 1e-6,
             "{left:?}"
         );
         // Pre-copy: 300 pages take 3 s at this rate in each round, and fit into the downtime at a
         // higher one.
-        assert_eq!(of(Mode::Precopy, WhenStalled::GoOn, RATES), None);
+        assert_eq!(of(Mode::Precopy, WhenStalled::Continue, RATES), None);
         let left = of(Mode::Precopy, WhenStalled::Switch, RATES).unwrap();
         assert!(
             (left.likely_s - (5.0 + 4.0 * 3.0 + 0.06)).abs() < 1e-6,
@@ -633,7 +633,7 @@ mod tests {
             present: 2000.0,
             ..RATES
         };
-        let left = of(Mode::Precopy, WhenStalled::GoOn, fast).unwrap();
+        let left = of(Mode::Precopy, WhenStalled::Continue, fast).unwrap();
         assert!(
             (left.likely_s - (0.25 + 0.15 + 0.06)).abs() < 1e-6,
             "{left:?}"
@@ -689,7 +689,7 @@ mod tests {
         let of = |now: &Snapshot, mode, bandwidth, disks| {
             let plan = Plan {
                 bandwidth,
-                ..plan(mode, WhenStalled::GoOn)
+                ..plan(mode, WhenStalled::Continue)
             };
             let speed = Speed {
                 disks: rates(disks),
@@ -790,7 +790,7 @@ mod tests {
             let count = now.pages.precopy + now.pages.background;
             let pages = rate.add_between_zeros(now.at, count, now.pages.zero);
             let speed = Speed { pages, ..SPEED };
-            let plan = plan(Mode::Hybrid, WhenStalled::GoOn);
+            let plan = plan(Mode::Hybrid, WhenStalled::Continue);
             let Some(left) = time_left(now, &plan, &speed, &Writes::default()) else {
                 continue;
             };

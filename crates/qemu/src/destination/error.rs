@@ -81,7 +81,7 @@ pub enum UserfaultError {
         "post-copy needs memory at the destination that faults where it is empty, but the guest's \
          memory \"{id}\" is a file that is neither on tmpfs nor on hugetlbfs (use other memory there, \
          such as -m alone or memory-backend-ram, or move the guest with --mode precopy \
-         --when-stalled go-on)"
+         --when-stalled continue)"
     )]
     NeverFaults {
         /// The RAM block.

@@ -70,7 +70,7 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     exits.assert_destination(1, &["the source reports where it is"]);
     guest.assert_stayed(finished, "--when-stalled stop");
 
-    let migration = guest.start_migration(&stalling("go-on"));
+    let migration = guest.start_migration(&stalling("continue"));
     let line = migration.migrate.wait_stderr(says);
     assert!(line.contains("continuing"), "{line}");
     // The guest and the folder of the journal are named.
@@ -83,7 +83,7 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     let (exits, finished) = migration.wait();
     exits.assert_source(1, &["cancelled", "runs at the source"]);
     assert_eq!(exits.migrate.stderr.matches(says).count(), 1, "once");
-    guest.assert_stayed(finished, "--when-stalled go-on, until Ctrl-C");
+    guest.assert_stayed(finished, "--when-stalled continue, until Ctrl-C");
 
     let json_report = guest.migrate(&stalling("switch"));
     assert!(json_report.postcopy);

@@ -131,7 +131,7 @@ fn room_for(need: u64, available: Option<u64>) -> Result<(), String> {
         Some(available) if need > available => Err(format!(
             "putting the guest's huge pages together takes up to {} MiB of ordinary memory, and \
              {} MiB are available: free some, let the source use fewer background links \
-             (--links), or move the guest with --mode precopy --when-stalled go-on",
+             (--links), or move the guest with --mode precopy --when-stalled continue",
             need >> 20,
             available >> 20
         )),

@@ -20,7 +20,7 @@ fn begun(mode: Mode, when_stalled: WhenStalled) -> (SourceControl, CancelFlag) {
 }
 
 fn of(mode: Mode) -> SourceControl {
-    begun(mode, WhenStalled::GoOn).0
+    begun(mode, WhenStalled::Continue).0
 }
 
 fn bandwidth(limit: Option<u64>) -> LimitChange {
@@ -142,11 +142,11 @@ fn pre_copy_is_not_ended_before_it_begins() {
 
 #[test]
 fn a_migration_is_cancelled_until_the_guest_is_handed_over() {
-    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::GoOn);
+    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::Continue);
     control.cancel().unwrap();
     assert!(cancel.is_cancelled());
     assert!(matches!(control.hand_over(), Err(SourceFailure::Cancelled)));
-    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::GoOn);
+    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::Continue);
     control.hand_over().unwrap();
     assert_eq!(control.cancel(), Err(ControlRefused::HandingOver));
     control.follow(SourceStage::HandedOver);
@@ -178,7 +178,7 @@ fn what_has_no_effect_after_another_request_is_refused() {
         assert_eq!(control.cancel(), Ok(()), "again");
     }
     // A signal that comes too late changes nothing.
-    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::GoOn);
+    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::Continue);
     control.hand_over().unwrap();
     cancel.cancel();
     assert!(control.change(bandwidth(None)).is_ok());

@@ -190,13 +190,13 @@ impl Precopy {
             // It has ended.
             WhenStalled::Switch => {}
             WhenStalled::Stop => return Err(SourceFailure::NotConverging { what }),
-            WhenStalled::GoOn if !self.warned => {
+            WhenStalled::Continue if !self.warned => {
                 self.warned = true;
                 let advice = what.advice_now(&options.set_command);
                 let text = format!("{what}; continuing ({advice})");
                 self.shared.observer.notice(&text);
             }
-            WhenStalled::GoOn => {}
+            WhenStalled::Continue => {}
         }
         Ok(())
     }
@@ -384,7 +384,7 @@ fn starts_postcopy(options: &SourceOptions, round: u32) -> bool {
 fn is_last(options: &SourceOptions, round: u32) -> bool {
     match options.when_stalled {
         WhenStalled::Switch | WhenStalled::Stop => round >= options.max_rounds,
-        WhenStalled::GoOn => round == options.max_rounds,
+        WhenStalled::Continue => round == options.max_rounds,
     }
 }
 

@@ -276,7 +276,7 @@ fn tags_are_stable() {
         );
     }
     for (value, tag) in [
-        (WhenStalled::GoOn, "go_on"),
+        (WhenStalled::Continue, "continue"),
         (WhenStalled::Switch, "switch"),
         (WhenStalled::Stop, "stop"),
     ] {

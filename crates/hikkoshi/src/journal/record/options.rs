@@ -70,8 +70,8 @@ struct JournaledOptionsRecord {
 /// [`WhenStalled`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum WhenStalledTag {
-    #[serde(rename = "go_on")]
-    GoOn,
+    #[serde(rename = "continue")]
+    Continue,
     #[serde(rename = "switch")]
     Switch,
     #[serde(rename = "stop")]
@@ -222,7 +222,7 @@ impl TryFrom<JournaledOptionsRecord> for JournaledOptions {
 impl From<WhenStalled> for WhenStalledTag {
     fn from(action: WhenStalled) -> Self {
         match action {
-            WhenStalled::GoOn => Self::GoOn,
+            WhenStalled::Continue => Self::Continue,
             WhenStalled::Switch => Self::Switch,
             WhenStalled::Stop => Self::Stop,
         }
@@ -232,7 +232,7 @@ impl From<WhenStalled> for WhenStalledTag {
 impl From<WhenStalledTag> for WhenStalled {
     fn from(tag: WhenStalledTag) -> Self {
         match tag {
-            WhenStalledTag::GoOn => Self::GoOn,
+            WhenStalledTag::Continue => Self::Continue,
             WhenStalledTag::Switch => Self::Switch,
             WhenStalledTag::Stop => Self::Stop,
         }

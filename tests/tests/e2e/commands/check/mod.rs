@@ -228,7 +228,7 @@ fn a_destination_that_would_refuse() {
     assert!(refused.stderr.contains("neither on tmpfs"), "{refused:?}");
     let precopy = [
         &migrate[..],
-        &["--mode", "precopy", "--when-stalled", "go-on"],
+        &["--mode", "precopy", "--when-stalled", "continue"],
     ]
     .concat();
     let refused = assert_refused(&precopy, 1, &parts);
