@@ -162,7 +162,7 @@ fn the_figures_of_the_report_that_is_read_are_in_it() {
         (normal, "normal.html", 20),
         (other, "no-convergence.html", 8),
     ] {
-        let text = shown_text(&read(&format!("reports/{report}")));
+        let text = shown_text(&read(&format!("assets/reports/{report}")));
         let figures = figures(part);
         assert!(figures.len() >= least, "{report}: {figures:?}");
         for figure in figures {
