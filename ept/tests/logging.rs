@@ -295,7 +295,7 @@ fn a_take_flushes_a_view_that_was_added_meanwhile() {
     }
 }
 
-/// The same for ageing with accessed flags.
+/// Ageing with accessed flags flushes a view that was added meanwhile.
 #[test]
 fn ageing_flushes_a_view_that_was_added_meanwhile() {
     let guest = Guest::new(TestMemory::new(200), 1 << 16, 2, Capabilities::ALL).unwrap();

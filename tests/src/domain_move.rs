@@ -249,7 +249,7 @@ impl<'h> DomainMove<'h> {
         Program::start("receive --give-up", receive).wait()
     }
 
-    /// The same of `hikkoshi migrate`.
+    /// How `hikkoshi migrate --resume --give-up` ends, with more arguments.
     ///
     /// # Panics
     /// When it cannot be started.

@@ -137,7 +137,7 @@ impl ClockPause {
 
     /// Of a guest that was moved from one machine to another; the source's engine logs as [`LOG`]
     /// says.
-    fn of(source: &Vm, destination: &Vm, exits: &Exits) -> Self {
+    fn of_move(source: &Vm, destination: &Vm, exits: &Exits) -> Self {
         let resume = destination.qmp().wait_event("RESUME", 0, LONG).unwrap();
         source.qmp().wait_event("STOP", 0, LONG).unwrap();
         let events = source.qmp().events();
@@ -256,7 +256,7 @@ pub fn assert_clocks_run_on<T>(
         exits.assert_destination(0, &[]);
         let source = Arc::clone(guest.vm());
         let after = ClockReading::most_exact(|| read(&finished.destination));
-        let pause = ClockPause::of(&source, &finished.destination, &exits);
+        let pause = ClockPause::of_move(&source, &finished.destination, &exits);
         drop(source);
         guest.complete_migration(&exits, finished, "running");
         let noticed = ran_on((&before.0, &after.0), rates, pause, counter)

@@ -81,7 +81,7 @@ impl Migration {
             .start(env.lab(), &format!("host{number}"))
             .unwrap();
         let destination = Arc::new(destination);
-        let before = QemuState::of(source);
+        let before = QemuState::of_vm(source);
         let ram = source.ram_files().iter().chain(destination.ram_files());
         let ram_locks = ram.filter_map(|path| locked(path)).collect();
         let at = |name: &str| env.folder().join(format!("{name}{number}"));

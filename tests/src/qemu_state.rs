@@ -23,7 +23,7 @@ impl QemuState {
     ///
     /// # Panics
     /// When it has ended.
-    pub fn of(vm: &Vm) -> Self {
+    pub fn of_vm(vm: &Vm) -> Self {
         let query = |command| vm.qmp().execute(command, json!({})).unwrap();
         let proc = format!("/proc/{}", vm.pid());
         let descriptors: Vec<_> = fs::read_dir(format!("{proc}/fd"))
@@ -56,7 +56,7 @@ impl QemuState {
     /// When it still has one, or has ended.
     pub fn assert_no_userfaultfd(vm: &Vm) {
         eventually("no userfaultfd", || {
-            let now = Self::of(vm);
+            let now = Self::of_vm(vm);
             if now.has_no_userfaultfd() {
                 Ok(())
             } else {
@@ -72,7 +72,7 @@ impl QemuState {
     /// When it has changed.
     pub fn assert_unchanged(&self, vm: &Vm) {
         eventually("QEMU to be as before", || {
-            let now = Self::of(vm);
+            let now = Self::of_vm(vm);
             if now == *self {
                 Ok(())
             } else {

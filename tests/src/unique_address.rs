@@ -23,7 +23,7 @@ pub fn unique_host() -> Ipv4Addr {
     Ipv4Addr::new(127, high, low, last)
 }
 
-/// The same with a port.
+/// A loopback address with a port that no other test process uses.
 pub fn unique_address() -> String {
     format!("{}:{PORT}", unique_host())
 }

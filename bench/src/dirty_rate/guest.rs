@@ -15,9 +15,9 @@ pub(crate) enum Writer {
     /// Random pages of 600 MiB, as fast as it can, emulated. Its memory is a shared file, without
     /// huge pages.
     Random,
-    /// The same with private memory, in transparent huge pages.
+    /// Random pages of 600 MiB of private memory in transparent huge pages, emulated.
     PrivateRandom,
-    /// The same with 90 % of the writes to 10 % of the pages.
+    /// Pages of 600 MiB of a shared file, with 90 % of the writes to 10 % of them, emulated.
     Hotspot,
     /// 20,000 random pages of 600 MiB a second, emulated.
     Paced,

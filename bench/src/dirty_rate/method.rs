@@ -19,11 +19,11 @@ const POLL: Duration = Duration::from_millis(20);
 pub(crate) enum Method {
     /// `hikkoshi dirty-rate` with its default settings.
     Hikkoshi,
-    /// The same with `--max-cost 100`: all memory.
+    /// `hikkoshi dirty-rate --max-cost 100`: all memory.
     HikkoshiWhole,
     /// QEMU's `calc-dirty-rate`, which compares checksums of 512 pages of each GiB.
     QemuSampling,
-    /// The same with the mode `dirty-bitmap`.
+    /// QEMU's `calc-dirty-rate` with the mode `dirty-bitmap`.
     QemuBitmap,
 }
 

@@ -41,9 +41,9 @@ pub(crate) struct Measured {
     round: u32,
     /// Accesses a second of the guest without a measurement, before.
     before: f64,
-    /// The same afterwards.
+    /// Accesses a second of the guest without a measurement, afterwards.
     after: f64,
-    /// The same while it was measured.
+    /// Accesses a second of the guest while it was measured.
     measured: f64,
     /// The part of the time that the virtual processors spent in the kernel: before, while it was
     /// measured, and after.

@@ -78,7 +78,7 @@ fn sample(vm: &Vm) -> Option<Sample> {
     Sample::of_qmp(Instant::now(), &stats)
 }
 
-/// As [`Testbed::start`], with an image for each host.
+/// Starts a [`Testbed`] with an image for each host.
 fn boot(
     lab: Lab,
     sizes: Sizes,

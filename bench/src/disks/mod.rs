@@ -79,7 +79,7 @@ struct Sizes {
 
 impl Sizes {
     /// 1 GiB half full, or less with `--quick`.
-    fn of(args: &Args) -> Self {
+    fn from_args(args: &Args) -> Self {
         match args.quick {
             true => Self {
                 disk_mib: 128,
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
     }
     let program = args.program()?;
     let host = HostInfo::collect(args.congestion.as_deref());
-    let sizes = Sizes::of(args);
+    let sizes = Sizes::from_args(args);
     println!("{host}\n");
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
     let (mut moves, mut failures) = (Vec::new(), Vec::new());

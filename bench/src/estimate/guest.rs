@@ -14,9 +14,10 @@ use crate::testbed::{Testbed, attach_debian};
 const RAM_MIB: u64 = 512;
 /// The memory that its workload fills and writes to, MiB.
 const WRITTEN_MIB: u64 = 200;
-/// The same of guests that write about as much as the line carries.
+/// What the workload of a guest fills and writes to that writes about as much as the line carries,
+/// MiB.
 const MUCH_MIB: u64 = 350;
-/// The same of the Debian guest, in which redis writes, too.
+/// What the workload of the Debian guest fills and writes to, MiB; redis writes, too.
 const DEBIAN_MIB: u64 = 64;
 /// Time between two reports of the guest, ms.
 const REPORT_MS: u64 = 100;

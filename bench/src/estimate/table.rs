@@ -222,7 +222,7 @@ pub(super) fn convergence(moves: &[Moved]) -> Table {
 pub(super) fn time_left(moves: &[Moved]) -> Table {
     let mut lines: BTreeMap<String, Vec<TimeLeft>> = BTreeMap::new();
     for moved in moves.iter().filter(|moved| !moved.account.is_null()) {
-        let of = TimeLeft::of(moved);
+        let of = TimeLeft::of_move(moved);
         lines
             .entry(line_name(moved.case.line))
             .or_default()
@@ -277,7 +277,7 @@ struct TimeLeft {
 }
 
 impl TimeLeft {
-    fn of(moved: &Moved) -> Self {
+    fn of_move(moved: &Moved) -> Self {
         let mut all = Self::default();
         let states = moved.account["time_left"].as_array();
         let end = moved.measured("total_ms").unwrap_or_default() / 1e3;
@@ -434,7 +434,7 @@ mod tests {
             others_cores: 0.0,
             failure: None,
         };
-        let all = TimeLeft::of(&moved);
+        let all = TimeLeft::of_move(&moved);
         assert_eq!((all.states, all.known, all.inside), (5, 4, 2));
         assert!(all.errors.iter().all(|error| (error - 0.5).abs() < 1e-9));
         let row = time_left(&[moved]).lines.remove(0);

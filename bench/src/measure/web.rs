@@ -19,7 +19,7 @@ use crate::testbed::Testbed;
 /// How long the clients are served before the migration, and after it.
 const BEFORE: Duration = Duration::from_secs(6);
 const AFTER: Duration = Duration::from_secs(6);
-/// The same for clients that request files without a pause.
+/// How long clients that request files without a pause are served before and after.
 const BEFORE_WITHOUT_PAUSE: Duration = Duration::from_secs(3);
 /// The length of an interval of the plot.
 const REPORT: Duration = Duration::from_millis(100);

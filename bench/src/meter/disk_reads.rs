@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) struct DiskOutcome {
     /// Bytes read a second before the migration.
     pub before: Option<f64>,
-    /// The same from the command to the pause of the source.
+    /// Bytes read a second from the command to the pause of the source.
     pub during: Option<f64>,
     /// Number of drains, as hikkoshi counts them.
     pub drains: Option<u64>,

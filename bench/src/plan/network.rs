@@ -12,9 +12,10 @@ pub(crate) enum NetworkKind {
     Loopback,
     /// Two namespaces and a veth pair, limited to this many Gbit/s.
     Gbit(u64),
-    /// The same in Mbit/s.
+    /// Two namespaces and a veth pair, limited to this many Mbit/s.
     Mbit(u64),
-    /// The same, with this many Gbit/s for each connection, and no limit for all of them together.
+    /// A veth pair with this many Gbit/s for each connection, and no limit for all of them
+    /// together.
     GbitPerFlow(u64),
     /// One namespace, and a relay that delays everything: a round trip takes this many
     /// milliseconds. For hikkoshi only.

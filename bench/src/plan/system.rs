@@ -24,11 +24,11 @@ pub(crate) enum System {
     QemuPostcopy,
     /// Post-copy before the first round is complete: most memory after the switchover.
     QemuPostcopyAtOnce,
-    /// As [`System::QemuPostcopy`], with a separate connection for urgent pages.
+    /// QEMU's post-copy with a separate connection for urgent pages.
     QemuPreempt,
     /// libvirt's `virsh migrate --live`: QEMU's pre-copy.
     VirshPrecopy,
-    /// The same with `--postcopy`, after one round of pre-copy.
+    /// libvirt's `virsh migrate --live --postcopy`, after one round of pre-copy.
     VirshPostcopy,
 }
 

@@ -14,11 +14,11 @@ pub(crate) const WORKING_SET_MIB: u64 = 600;
 /// An access counts as slow from this time on, µs: far above an undisturbed one (0.3 µs), and below
 /// the fastest fault.
 pub(crate) const SLOW_US: u64 = 20;
-/// The same for huge pages. There are only hundreds of faults, each of a millisecond or more, so a
-/// few accesses that were delayed by the scheduler would distort them.
+/// The limit for slow accesses to huge pages, µs. There are only hundreds of faults, each of a
+/// millisecond or more, so a few accesses that were delayed by the scheduler would distort them.
 const SLOW_HUGE_US: u64 = 300;
-/// The same for the nano guest: an access that the timer interrupts takes some 20 µs more, and the
-/// fastest fault more than twice this.
+/// The limit for slow accesses of the nano guest, µs: an access that the timer interrupts takes
+/// some 20 µs more, and the fastest fault more than twice this.
 const SLOW_NANO_US: u64 = 40;
 /// Time for which a task of the nano guest runs while others could, µs: longer than a page takes,
 /// so that without asynchronous page faults a task that waits for a page keeps the processor.
@@ -70,40 +70,41 @@ const WEB_RAM_MIB: u64 = 1536;
 pub(crate) enum Workload {
     /// Writes random pages as fast as it can, until all pages are received.
     Busy,
-    /// The same, with 90 % of the accesses to 10 % of the pages.
+    /// Writes pages as fast as it can, with 90 % of the accesses to 10 % of them.
     Hotspot,
-    /// As [`Workload::Busy`], with private memory (`-m` alone) at both sides.
+    /// Writes random pages as fast as it can, in private memory (`-m` alone) at both sides.
     Private,
-    /// As [`Workload::Fill`], with private memory at both sides.
+    /// Fills private memory, at both sides ([`Workload::Fill`]).
     PrivateFill,
-    /// As [`Workload::Busy`], with huge host pages of 2 MiB.
+    /// Writes random pages as fast as it can, in huge host pages of 2 MiB.
     Huge,
     /// Writes this many pages a second: pre-copy converges after several rounds.
     Paced(u64),
-    /// As [`Workload::Paced`], with private memory at both sides.
+    /// Writes this many pages a second of private memory, at both sides.
     PrivatePaced(u64),
-    /// As [`Workload::Busy`], moved by pre-copy, which is cancelled after a while.
+    /// Writes random pages as fast as it can, and is moved by pre-copy, which is cancelled after a
+    /// while.
     Endless,
     /// Touches almost nothing: all traffic is background.
     Fill,
     /// One thread reads page after page, once, after the switchover, without background.
     Sequential,
-    /// The same with four threads, each of which reads 200 MB.
+    /// Four threads read 200 MB each, page after page, after the switchover, without background.
     Scan,
     /// Reads a disk limited to 20 MB/s by direct I/O.
     Disk20,
-    /// The same with 100 MB/s.
+    /// Reads a disk limited to 100 MB/s by direct I/O.
     Disk100,
     /// Answers two clients, each a thousand times a second.
     Clients,
-    /// As [`Workload::Clients`], as a domain of libvirt with a disk, between two daemons.
+    /// Answers two clients, as a domain of libvirt with a disk, between two daemons.
     Domain,
     /// A whole Debian with its network card and two disks, which writes some pages and checks its
     /// disks.
     Debian,
     /// Serves files over the network.
     Web,
-    /// As [`Workload::Scan`], with the nano guest under KVM.
+    /// Four threads of the nano guest under KVM read memory, page after page.
     NanoScan,
     /// This many tasks of the nano guest on one processor read 32 MiB in all, without background.
     NanoTasks(u32),
@@ -138,7 +139,7 @@ impl Workload {
         Self::Paced(paced_rate(network))
     }
 
-    /// The same with private memory.
+    /// A rate at which QEMU's pre-copy of private memory needs several rounds on that network.
     pub(crate) fn private_paced(network: NetworkKind) -> Self {
         Self::PrivatePaced(paced_rate(network))
     }

@@ -72,7 +72,7 @@ impl<'h> DomainTestbed<'h> {
         Self::boot_domain(hosts, config, disk, case.network, args)
     }
 
-    /// The same with another domain, whose disk is this one.
+    /// Boots another domain, whose disk is this one.
     pub(crate) fn boot_domain(
         hosts: &'h DomainHosts,
         config: DomainConfig,

@@ -70,7 +70,7 @@ impl ControlServer {
         Self::start_with(TIME_LIMIT, folder, name, handle)
     }
 
-    /// As [`start`](Self::start); a connection may take `limit`.
+    /// Makes the socket; a connection may take `limit`.
     fn start_with(
         limit: Duration,
         folder: &ControlFolder,

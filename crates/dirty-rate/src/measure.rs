@@ -19,8 +19,8 @@ use crate::windows::MAX_INTERVALS;
 /// `make bench ARGS="--only dirty-rate"`, with all memory in the log: 1.2 to 1.7 µs.
 pub const FAULT_COST: Duration = Duration::from_nanos(1500);
 
-/// The same for a guest under KVM, which maps the page again, too: 8.2 to 9.7 µs with KVM that is
-/// virtualized in software.
+/// What a page fault of the log is taken to cost the vCPU of a guest under KVM, which maps the page
+/// again, too: 8.2 to 9.7 µs with KVM that is virtualized in software.
 pub const KVM_FAULT_COST: Duration = Duration::from_nanos(9000);
 
 /// What a take of a range costs beside its pages: about, by `PAGEMAP_SCAN` (0.5 µs if nothing is

@@ -78,7 +78,7 @@ fn take(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
     well_formed(range, |dirty| log.take(range, dirty))
 }
 
-/// As [`take`], but leaves the pages dirty.
+/// Peeks at a range, which leaves its pages dirty, and checks that the runs are well-formed.
 fn peek(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
     well_formed(range, |dirty| log.peek(range, dirty))
 }

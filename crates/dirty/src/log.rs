@@ -98,7 +98,7 @@ pub trait DirtyLog: Send + Sync + Debug {
     ///
     /// # Errors
     ///
-    /// As [`Self::peek`].
+    /// The errors of [`Self::peek`].
     fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
         let mut pages = 0;
         self.peek(range, &mut |run| pages += run.len())?;

@@ -250,7 +250,7 @@ fn a_full_ring_loses_nothing() {
     logged.guest.fill(0, Page::new(0), 1, pages, 5);
 }
 
-/// As [`DirtyLog::stop`] says: a log can be started again, and begins without old pages.
+/// A log can be started again, and begins without old pages, as [`DirtyLog::stop`] says.
 #[test]
 fn a_log_can_be_started_again() {
     for method in METHODS.into_iter().filter(|method| method.present()) {

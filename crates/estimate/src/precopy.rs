@@ -50,7 +50,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) zeros: f64,
     /// What the line carries, in bytes a second: pages that the guest waits for are not limited.
     pub(crate) line_rate: f64,
-    /// The same of the background, which may be limited.
+    /// What the line carries of background pages, which may be limited, in bytes a second.
     pub(crate) rate: f64,
     /// Seconds.
     pub(crate) round_trip: f64,

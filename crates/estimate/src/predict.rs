@@ -53,7 +53,8 @@ pub struct Prediction {
 pub fn predict(guest: &Guest, line: &Line, options: &SourceOptions) -> Prediction {
     let results = Scenario::ALL.map(|scenario| simulate(guest, line, options, scenario));
     let [easy, likely, hard] = results;
-    let span = |value: fn(&Simulated) -> f64| Span::of(value(&easy), value(&likely), value(&hard));
+    let span =
+        |value: fn(&Simulated) -> f64| Span::ordered(value(&easy), value(&likely), value(&hard));
     Prediction {
         mode: options.mode,
         limit: options

@@ -51,7 +51,7 @@ impl Span {
     }
 
     /// The span of three results, in any order; `likely` is that of the likely inputs.
-    pub(crate) fn of(easy: f64, likely: f64, hard: f64) -> Self {
+    pub(crate) fn ordered(easy: f64, likely: f64, hard: f64) -> Self {
         Self {
             low: easy.min(likely).min(hard),
             likely,

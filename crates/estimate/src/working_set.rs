@@ -29,7 +29,7 @@ impl WorkingSet {
     /// window, and as much below the mean. If only a sample was measured, a quarter is added and
     /// subtracted. Beyond the longest window one of them is flat, and the other grows linearly.
     #[must_use]
-    pub fn of(measurement: &Measurement) -> Self {
+    pub fn of_measurement(measurement: &Measurement) -> Self {
         let total = &measurement.total;
         let error = if total.measured_pages < total.pages {
             SAMPLING_ERROR

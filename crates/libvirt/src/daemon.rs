@@ -185,9 +185,9 @@ impl Daemon {
         self.ask_or(what, AWAY_TIMEOUT, question, || None)
     }
 
-    /// The same, within this time; zero: only by the connection that there is. If there is none,
-    /// `otherwise` may answer instead. (To connect can take as long as the daemon needs to start:
-    /// systemd listens for it.)
+    /// Lets libvirt answer within this time; zero: only by the connection that there is. If there
+    /// is none, `otherwise` may answer instead. (To connect can take as long as the daemon needs to
+    /// start: systemd listens for it.)
     pub(crate) fn ask_or<T: Send + 'static>(
         &self,
         what: &str,

@@ -42,7 +42,7 @@ pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<
         source,
     };
     // So that the process is not stopped while a daemon is awaited.
-    let owners = ImageOwners::of(&daemon.xml(0)?);
+    let owners = ImageOwners::in_description(&daemon.xml(0)?);
     match stop(process) {
         Err(error) if is(&error, Errno::SRCH) => {}
         // It waits in the kernel, and might handle SIGTERM before it stops.

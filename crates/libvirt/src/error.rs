@@ -218,7 +218,7 @@ pub enum DomainError {
 
 #[cfg(feature = "libvirt")]
 impl DomainError {
-    /// The same after several attempts, which have taken so long in total.
+    /// This error after several attempts, which have taken so long in total.
     pub(crate) fn after(mut self, waited: Duration) -> Self {
         if let Self::NoAnswer { after, .. } = &mut self {
             *after = waited;

@@ -32,7 +32,7 @@ struct Image {
 
 impl ImageOwners {
     /// Those of the domain with this description. A file that cannot be reached is left out.
-    pub(crate) fn of(xml: &str) -> Self {
+    pub(crate) fn in_description(xml: &str) -> Self {
         let images = images(xml).into_iter().filter_map(|path| {
             Image::open(&path)
                 .inspect_err(|error| tracing::debug!(path = %path.display(), %error, "an image"))
@@ -125,7 +125,7 @@ mod tests {
             eprintln!("SKIPPED: changing the owner of a file needs CAP_CHOWN");
             return;
         }
-        let owners = ImageOwners::of(&xml);
+        let owners = ImageOwners::in_description(&xml);
         for path in [&image, &backing, &other] {
             chown(path, Some(1), Some(2)).unwrap();
         }

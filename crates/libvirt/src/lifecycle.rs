@@ -48,7 +48,7 @@ pub(crate) enum Stopped {
 }
 
 impl Stopped {
-    fn of(detail: c_int) -> Self {
+    fn of_detail(detail: c_int) -> Self {
         match u32::try_from(detail) {
             Ok(sys::VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN) => Self::ShutDown,
             Ok(sys::VIR_DOMAIN_EVENT_STOPPED_DESTROYED) => Self::Destroyed,
@@ -192,7 +192,7 @@ unsafe extern "C" fn lifecycle(
     events: *mut c_void,
 ) -> c_int {
     let event = match u32::try_from(event) {
-        Ok(sys::VIR_DOMAIN_EVENT_STOPPED) => DomainEvent::Stopped(Stopped::of(detail)),
+        Ok(sys::VIR_DOMAIN_EVENT_STOPPED) => DomainEvent::Stopped(Stopped::of_detail(detail)),
         _ => return 0,
     };
     // SAFETY: the pointer that was registered.

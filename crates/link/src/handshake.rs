@@ -159,7 +159,7 @@ pub(crate) fn answer(
     }
 }
 
-/// The same, with this challenge.
+/// Answers with this challenge.
 fn answer_with(
     challenge: [u8; CHALLENGE_LEN],
     mut stream: Stream,
@@ -283,7 +283,7 @@ impl<'a> HelloExchange<'a> {
         self.read(&mut bytes, Part::Hello, limits)?;
         let hello = Hello::decode(&bytes)?;
         // Both sides have the same role.
-        self.stream.mark(TrafficClass::of(hello.role));
+        self.stream.mark(TrafficClass::of_role(hello.role));
         Ok(hello)
     }
 

@@ -63,12 +63,12 @@ pub(crate) fn cgroups_of(process: &Process, controller: &str) -> io::Result<Cgro
         hierarchy.transpose()
     });
     let hierarchies: Vec<_> = hierarchies.collect::<io::Result<_>>()?;
-    Ok(Cgroups::of(&hierarchies, &text, controller))
+    Ok(Cgroups::of_controller(&hierarchies, &text, controller))
 }
 
 impl Cgroups {
     /// Of the process with the lines `text` in `/proc/PID/cgroup`.
-    fn of(hierarchies: &[Hierarchy], text: &str, controller: &str) -> Self {
+    fn of_controller(hierarchies: &[Hierarchy], text: &str, controller: &str) -> Self {
         let mut cgroups = Self::default();
         for hierarchy in hierarchies {
             let Some(path) = hierarchy.path(text, controller) else {
@@ -189,7 +189,7 @@ pub(crate) mod tests {
         let of_mount = |line: &str| Hierarchy::of_mount(line, "memory").unwrap();
         let hierarchies = [of_mount(V1), of_mount(V2)];
         let folders = |text: &str| {
-            let cgroups = Cgroups::of(&hierarchies, text, "memory");
+            let cgroups = Cgroups::of_controller(&hierarchies, text, "memory");
             let folders = cgroups.seen.into_iter().map(|cgroup| cgroup.folder);
             let folders = folders.map(|folder| folder.to_str().unwrap().to_owned());
             (folders.collect::<Vec<_>>(), cgroups.is_any_unseen)
@@ -206,7 +206,7 @@ pub(crate) mod tests {
         assert_eq!(folders(""), (Vec::new(), false));
         // Another mount shows it.
         let all = [of_mount(V2), of_mount(&V2.replace("/part /sys", "/ /sys"))];
-        let cgroups = Cgroups::of(&all, "0::/other\n", "memory");
+        let cgroups = Cgroups::of_controller(&all, "0::/other\n", "memory");
         assert!(!cgroups.is_any_unseen && cgroups.seen.len() == 2);
     }
 

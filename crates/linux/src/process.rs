@@ -274,7 +274,7 @@ pub(crate) fn have_capability(capability: u32) -> bool {
 
 /// The capability's number, `linux/capability.h`.
 pub const CAP_SYS_PTRACE: u32 = 19;
-/// The same of `CAP_SYS_ADMIN`.
+/// The number of `CAP_SYS_ADMIN`.
 pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl ContentMap {
     /// guest whose memory is not swapped out that takes some 10 ms. Holes stay holes.
     ///
     /// # Errors
-    /// As [`GuestRam::read`].
+    /// The errors of [`GuestRam::read`].
     pub fn sample(ram: &GuestRam, time: Duration) -> io::Result<Self> {
         let pages = ram.layout().pages();
         let mut places = vec![None; usize_from(PARTS.into())];

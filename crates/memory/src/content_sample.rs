@@ -35,7 +35,7 @@ pub struct ContentSample {
 /// chooses the places. The memory of a small guest is read completely. Holes stay holes.
 ///
 /// # Errors
-/// As [`GuestRam::data_runs`] and [`GuestRam::read`].
+/// The errors of [`GuestRam::data_runs`] and [`GuestRam::read`].
 pub fn sample_content(ram: &GuestRam, time: Duration, seed: u64) -> io::Result<ContentSample> {
     let mut random = Random(seed | 1);
     let mut allocated = 0;

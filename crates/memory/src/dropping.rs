@@ -50,12 +50,12 @@ impl RamWriter {
         }
     }
 
-    /// As [`drop_stale`](Self::drop_stale), but does not check that the pages are absent: fewer
-    /// system calls, while a guest is paused. The caller checks pages of files afterwards, and has
-    /// registered anonymous memory, so that no access fills it.
+    /// Drops ranges, and does not check that the pages are absent: fewer system calls, while a
+    /// guest is paused. The caller checks pages of files afterwards, and has registered anonymous
+    /// memory, so that no access fills it.
     ///
     /// # Errors
-    /// As [`drop_stale`](Self::drop_stale).
+    /// The errors of [`drop_stale`](Self::drop_stale).
     pub fn drop_unchecked(&self, ranges: &[PageRange]) -> Result<(), MemoryError> {
         self.check_files(ranges)?;
         self.drop_with_files(ranges)
@@ -106,7 +106,7 @@ impl RamWriter {
     /// Drops everything, and checks that it is absent.
     ///
     /// # Errors
-    /// As [`drop_stale`](Self::drop_stale).
+    /// The errors of [`drop_stale`](Self::drop_stale).
     pub fn drop_all(&self) -> Result<(), MemoryError> {
         self.drop_stale(&[self.ram().layout().all()])
     }

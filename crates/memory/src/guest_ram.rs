@@ -105,7 +105,7 @@ impl GuestRam {
     /// Whether any page of `range` is not a hole; see [`next_data`](Self::next_data).
     ///
     /// # Errors
-    /// As [`next_data`](Self::next_data).
+    /// The errors of [`next_data`](Self::next_data).
     pub fn has_data(&self, range: PageRange) -> io::Result<bool> {
         for extent in self.layout.locate_range(range) {
             if self.backings[extent.block].has_data(&bytes_of(&extent))? {
@@ -128,14 +128,14 @@ impl GuestRam {
         Ok(self.data_run(range)?.map(|run| run.intersect(range)))
     }
 
-    /// As [`next_data`](Self::next_data), but in a file up to the end of the run, even if that is
-    /// after `range`.
+    /// The first run of pages in `range` that are not holes; in a file up to its end, even if that
+    /// is after `range`.
     ///
     /// The kernel walks over every page of the run to find its end (10 ms for 600 MiB): do not call
     /// it again for each part of a run.
     ///
     /// # Errors
-    /// As [`next_data`](Self::next_data).
+    /// The errors of [`next_data`](Self::next_data).
     pub fn data_run(&self, range: PageRange) -> io::Result<Option<PageRange>> {
         for extent in self.layout.locate_range(range) {
             let bytes = bytes_of(&extent);
@@ -159,7 +159,7 @@ impl GuestRam {
     /// separately. In private memory that is one walk, however many runs there are.
     ///
     /// # Errors
-    /// As [`next_data`](Self::next_data).
+    /// The errors of [`next_data`](Self::next_data).
     pub fn data_runs(&self, range: PageRange, mut each: impl FnMut(PageRange)) -> io::Result<()> {
         for extent in self.layout.locate_range(range) {
             let bytes = bytes_of(&extent);

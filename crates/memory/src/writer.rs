@@ -105,7 +105,7 @@ impl RamWriter {
     /// Whether there may be pages that were not written here: of any block.
     ///
     /// # Errors
-    /// As [`blocks_that_may_hold_more`](Self::blocks_that_may_hold_more).
+    /// The errors of [`blocks_that_may_hold_more`](Self::blocks_that_may_hold_more).
     pub fn may_hold_more(&self) -> Result<bool, MemoryError> {
         Ok(self.blocks_that_may_hold_more()?.contains(&true))
     }

@@ -82,7 +82,7 @@ pub unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, length: usize
 ///
 /// # Safety
 ///
-/// As [`memcmp`].
+/// The requirements of [`memcmp`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bcmp(left: *const u8, right: *const u8, length: usize) -> i32 {
     // SAFETY: the caller guarantees the same.

@@ -204,8 +204,8 @@ impl DiskImage {
         self.check_image(false)
     }
 
-    /// The same after the QEMU that ran the guest was killed: clusters that were allocated for
-    /// pending writes may be left over.
+    /// Checks the image after the QEMU that ran the guest was killed: clusters that were allocated
+    /// for pending writes may be left over.
     ///
     /// # Errors
     /// When something is damaged, with the message of the tool that found it.

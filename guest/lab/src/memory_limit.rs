@@ -62,10 +62,10 @@ impl MemoryLimit {
         Ok(group)
     }
 
-    /// As [`new`](Self::new), but what is over is not swapped: the kernel kills the machine.
+    /// A limit above which nothing is swapped: the kernel kills the machine.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn without_swap(lab: &Lab, mib: u64) -> Result<Self, LabError> {
         let group = Self::new(lab, mib)?;
         let (name, value) = group.0.controller.no_swap;

@@ -13,7 +13,7 @@ pub enum QemuMigrationMode {
     Multifd(u32),
     /// One round of pre-copy, then post-copy.
     Postcopy,
-    /// The same, with a second connection for requested pages.
+    /// One round of pre-copy, then post-copy with a second connection for requested pages.
     PostcopyPreempt,
 }
 

@@ -7,7 +7,7 @@ use crate::serial;
 pub enum Command {
     /// Check every page.
     Sweep,
-    /// The same, then end.
+    /// Check every page, then end.
     Stop,
     /// Say the time.
     Clocks,

@@ -58,7 +58,7 @@ pub fn reserve(bytes: usize) -> Option<usize> {
     lower(before)
 }
 
-/// The same, filled with zeros.
+/// Reserves memory for good, filled with zeros.
 pub fn reserve_zeroed(bytes: usize) -> Option<usize> {
     let address = reserve(bytes)?;
     // SAFETY: reserved, so nothing else uses it.

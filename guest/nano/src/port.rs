@@ -16,7 +16,7 @@ pub unsafe fn write(port: u16, byte: u8) {
 /// Writes 16 bits.
 ///
 /// # Safety
-/// As [`write`].
+/// The requirements of [`write`].
 pub unsafe fn write_word(port: u16, word: u16) {
     // SAFETY: as in `write`.
     unsafe {
@@ -27,7 +27,7 @@ pub unsafe fn write_word(port: u16, word: u16) {
 /// Writes 32 bits.
 ///
 /// # Safety
-/// As [`write`].
+/// The requirements of [`write`].
 pub unsafe fn write_double(port: u16, double: u32) {
     // SAFETY: as in `write`.
     unsafe {
@@ -39,7 +39,7 @@ pub unsafe fn write_double(port: u16, double: u32) {
 /// Reads one byte.
 ///
 /// # Safety
-/// As [`write`].
+/// The requirements of [`write`].
 pub unsafe fn read(port: u16) -> u8 {
     let byte;
     // SAFETY: as in `write`.
@@ -52,7 +52,7 @@ pub unsafe fn read(port: u16) -> u8 {
 /// Reads 32 bits.
 ///
 /// # Safety
-/// As [`write`].
+/// The requirements of [`write`].
 pub unsafe fn read_double(port: u16) -> u32 {
     let double;
     // SAFETY: as in `write`.

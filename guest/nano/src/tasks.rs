@@ -296,7 +296,8 @@ impl Event {
         self.wait_until(seen, u64::MAX);
     }
 
-    /// The same, at most until the counter reaches `time`.
+    /// Waits until it has happened more often than `seen`, at most until the counter reaches
+    /// `time`.
     pub fn wait_until(&'static self, seen: u32, time: u64) {
         let task = current();
         self.processor.store(task.processor(), SeqCst);

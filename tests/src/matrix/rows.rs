@@ -52,7 +52,7 @@ fn between(name: &str, source: Ram, destination: Ram) -> Row {
     expected(row, from, to)
 }
 
-/// The same kind of memory on both sides.
+/// A guest with this kind of memory on both sides.
 fn both(name: &str, ram: Ram) -> Row {
     between(name, ram.clone(), ram)
 }

@@ -10,7 +10,7 @@ const PRIVATE: f64 = 1.1;
 /// The guest's downtime, from the STOP event to the RESUME event, ms.
 const DOWNTIME_MS: f64 = 5.0;
 
-/// The same for the Debian guest, ms.
+/// The Debian guest's downtime, ms.
 const DEBIAN_DOWNTIME_MS: f64 = 15.0;
 
 /// The longest time that a client waits for an answer, ms.

@@ -88,7 +88,7 @@ fn number_of(value: f64) -> String {
     number(Some(value), 1)
 }
 
-/// The same case without asynchronous page faults.
+/// The case of `row` without asynchronous page faults.
 fn without<'a>(group: &[&'a Row], row: &Row) -> Option<&'a Row> {
     let same = |other: &&&Row| {
         (other.case.system, other.case.variant) == (row.case.system, row.case.variant)

@@ -64,7 +64,7 @@ pub(super) fn lost_event(name: &str, why: &str) -> Event {
         text: Some(why),
         ..Data::default()
     };
-    Event::of(text("lost", &data))
+    Event::of_text(text("lost", &data))
 }
 
 /// A migration is not in the folder any more.
@@ -73,12 +73,12 @@ pub(super) fn gone_event(name: &str) -> Event {
         name: Some(name),
         ..Data::default()
     };
-    Event::of(text("gone", &data))
+    Event::of_text(text("gone", &data))
 }
 
 /// Everything that was known was sent.
 pub(super) fn all_sent_event() -> Event {
-    Event::of(text("all-sent", &Data::default()))
+    Event::of_text(text("all-sent", &Data::default()))
 }
 
 fn text(kind: &str, data: &Data<'_>) -> Bytes {

@@ -116,7 +116,7 @@ impl Migrations {
         }
         let mut events = Vec::new();
         for (name, known) in &state.entries {
-            events.extend(known.event(name).map(Event::of));
+            events.extend(known.event(name).map(Event::of_text));
             events.extend(known.lost().map(|text| lost_event(name, text)));
         }
         events.push(all_sent_event());
@@ -293,7 +293,7 @@ impl State {
             return;
         }
         if let Some(text) = self.known(name).event(name) {
-            self.publish(&Event::of(text));
+            self.publish(&Event::of_text(text));
         }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Event {
 
 impl Event {
     /// An event that is never left out.
-    pub(super) fn of(text: Bytes) -> Self {
+    pub(super) fn of_text(text: Bytes) -> Self {
         Self {
             state_of: None,
             text,

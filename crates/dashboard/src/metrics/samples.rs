@@ -69,7 +69,7 @@ pub(super) fn of_disks(
     }
 }
 
-/// As [`of_state`], of one side.
+/// What [`of_state`] writes, of one side.
 pub(super) fn of_side(
     out: &mut Exposition,
     migrations: &[Migration<'_>],

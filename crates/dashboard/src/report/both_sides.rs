@@ -80,7 +80,7 @@ impl<'a> BothSides<'a> {
         let sides = [Side::Source, Side::Destination];
         sides
             .into_iter()
-            .find_map(|side| Downtime::of(self.side(side)?))
+            .find_map(|side| Downtime::of_recording(self.side(side)?))
     }
 
     /// The latency of page requests, if there were any.
@@ -177,7 +177,7 @@ pub(super) enum Bound {
 }
 
 impl Downtime {
-    fn of(recording: &Recording) -> Option<Self> {
+    fn of_recording(recording: &Recording) -> Option<Self> {
         let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
         let measured = |name: &str| account.and_then(|account| account.get(name)?.as_f64());
         let state = recording.state.as_ref();

@@ -66,7 +66,7 @@ struct Rows<'m> {
 }
 
 impl<'m> Rows<'m> {
-    fn of(migrations: &'m [BothSides<'m>]) -> Self {
+    fn of_migrations(migrations: &'m [BothSides<'m>]) -> Self {
         Self {
             migrations,
             rows: Vec::new(),
@@ -88,7 +88,7 @@ impl<'m> Rows<'m> {
 }
 
 fn result(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
-    let mut rows = Rows::of(migrations);
+    let mut rows = Rows::of_migrations(migrations);
     rows.add("Result", |m| Some(outcome(m.end()).to_owned()));
     rows.add("What happened", |m| Some(m.end()?.message.clone()));
     rows.add("What to do next", |m| m.end()?.next.clone());
@@ -100,7 +100,7 @@ fn result(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
 }
 
 fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
-    let mut rows = Rows::of(migrations);
+    let mut rows = Rows::of_migrations(migrations);
     rows.add("Began", |m| {
         let began = m.migration()?.started_unix_ms;
         m.knows(Unknown::Began).then(|| clock(began))
@@ -127,7 +127,7 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
 }
 
 fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
-    let mut rows = Rows::of(migrations);
+    let mut rows = Rows::of_migrations(migrations);
     let mut pages = |name: &str, side: Side, pages: fn(&Pages) -> u64| {
         rows.add(name, |m| Some(count(pages(&only(m, side)?.pages))));
     };

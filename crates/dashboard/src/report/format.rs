@@ -103,7 +103,7 @@ pub(super) fn duration(ms: f64) -> String {
     }
 }
 
-/// The same for a whole number of ms.
+/// A duration that is a whole number of ms.
 #[allow(clippy::cast_precision_loss)] // For people.
 pub(super) fn duration_of(ms: u64) -> String {
     duration(ms as f64)

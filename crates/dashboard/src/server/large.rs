@@ -28,7 +28,7 @@ pub(super) enum Large {
 
 impl Large {
     /// The response for a path. `None`: it is not such a path.
-    pub(super) fn of(path: &str) -> Option<Self> {
+    pub(super) fn at_path(path: &str) -> Option<Self> {
         if let Some(name) = path.strip_prefix("/api/migrations/") {
             return Some(Self::Recording(name.to_owned()));
         }

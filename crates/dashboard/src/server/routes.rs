@@ -42,7 +42,7 @@ impl Routes {
         // Only what is needed of the request is kept.
         let answer = self.small(request, local);
         let large = match &answer {
-            None => Large::of(request.uri().path()),
+            None => Large::at_path(request.uri().path()),
             Some(_) => None,
         };
         let (migrations, turns) = (self.migrations.clone(), Arc::clone(&self.turns));

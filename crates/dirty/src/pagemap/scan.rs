@@ -45,7 +45,7 @@ const HOLES: PageQuery = PageQuery {
 /// The kernel's scan of a process's memory. A test can put one with a defect in its place.
 #[doc(hidden)]
 pub trait Scan: Send + Sync + Debug {
-    /// As [`Pagemap::scan`].
+    /// Does what [`Pagemap::scan`] does.
     fn scan(
         &self,
         range: HostRange,

@@ -66,7 +66,7 @@ impl Process {
         Self::with(blocks, blocks.iter().map(file).collect(), false)
     }
 
-    /// The same with private anonymous memory.
+    /// Starts a process with blocks of private anonymous memory.
     pub(super) fn private(blocks: &[(u64, u64)]) -> Self {
         Self::with(blocks, Vec::new(), false)
     }

@@ -586,7 +586,7 @@ mod tests {
             mean: 300.0,
             max: 300.0,
         };
-        WorkingSet::of(&Measurement {
+        WorkingSet::of_measurement(&Measurement {
             interval: Duration::from_millis(50),
             intervals: 30,
             elapsed: Duration::from_millis(1500),

@@ -94,7 +94,7 @@ pub(super) fn end(
         let Some(pipe) = open_unused(&path).map_err(failed)? else {
             continue;
         };
-        let pipe = StreamPipe::of(&path, pipe).map_err(failed)?;
+        let pipe = StreamPipe::of_file(&path, pipe).map_err(failed)?;
         let qemu = process::find(run_folder, &offer.name, &offer.uuid).map(Arc::new);
         if let Ok(process) = qemu
             && pipe.reader_for(&process).unwrap_or_default().is_some()
@@ -188,7 +188,7 @@ pub(super) fn remove_unused_pipes(folder: &Path, uuid: &str) {
         let removed = match open_unused(&path) {
             Ok(None) => Ok(()),
             // Dropping it removes it.
-            Ok(Some(file)) => StreamPipe::of(&path, file).map(|pipe| end_helpers(&pipe)),
+            Ok(Some(file)) => StreamPipe::of_file(&path, file).map(|pipe| end_helpers(&pipe)),
             Err(error) => Err(error),
         };
         if let Err(error) = removed {

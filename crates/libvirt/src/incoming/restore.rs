@@ -51,7 +51,7 @@ impl RestoreError {
     /// The daemon's messages may be translated, but not the name of the command in
     /// `unable to execute QEMU command 'cont': …`. Those of the library are not: this program sets
     /// no locale.
-    fn of(error: &Error) -> Self {
+    fn of_error(error: &Error) -> Self {
         let message = error.message().to_owned();
         let (before, _) = message.split_once("': ").unwrap_or_default();
         Self {
@@ -115,7 +115,7 @@ impl Restore {
             .spawn(move || {
                 let restored = Domain::domain_restore_flags(&of_call, &shown, Some(&xml), flags);
                 let at = Instant::now();
-                let restored = restored.map_err(|error| RestoreError::of(&error));
+                let restored = restored.map_err(|error| RestoreError::of_error(&error));
                 // If the program ends, nothing receives it.
                 let _ = sender.send(restored.map(|()| at));
             })

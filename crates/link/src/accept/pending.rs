@@ -83,7 +83,7 @@ struct Pending {
 struct Peer(Option<IpAddr>);
 
 impl Peer {
-    fn of(address: Option<IpAddr>) -> Self {
+    fn of_address(address: Option<IpAddr>) -> Self {
         Self(address.map(|address| match address.to_canonical() {
             IpAddr::V6(address) => {
                 let network = address.to_bits() & (u128::MAX << 64);
@@ -115,7 +115,7 @@ impl PendingHandshakes {
     pub(crate) fn set_source_addresses(&self, addresses: impl IntoIterator<Item = IpAddr>) {
         let mut sources = Vec::new();
         for address in addresses {
-            let source = Peer::of(Some(address));
+            let source = Peer::of_address(Some(address));
             if !sources.contains(&source) {
                 sources.push(source);
             }
@@ -154,7 +154,7 @@ impl PendingHandshakes {
         state.threads += 1;
         let new = Pending {
             number,
-            from: Peer::of(address),
+            from: Peer::of_address(address),
             socket,
         };
         let out = match address {
@@ -247,7 +247,7 @@ impl PendingSlot {
             return Ok(());
         };
         state.waiting.push_back(Pending {
-            from: Peer::of(address),
+            from: Peer::of_address(address),
             socket,
             ..before
         });

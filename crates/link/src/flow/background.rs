@@ -131,7 +131,7 @@ impl BackgroundSender {
     /// Reports that `range` contains only zeros.
     ///
     /// # Errors
-    /// As [`pages`](Self::pages).
+    /// The errors of [`pages`](Self::pages).
     pub fn zeros(&mut self, range: PageRange, stop: &CancelFlag) -> Result<(), LinkError> {
         self.collect(Frame::Zeros { range }, &[], stop)
     }
@@ -154,7 +154,7 @@ impl BackgroundSender {
     /// Sends the batch: small frames wait for each other otherwise.
     ///
     /// # Errors
-    /// As [`pages`](Self::pages).
+    /// The errors of [`pages`](Self::pages).
     pub fn flush(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         if self.batch.is_empty() {
             return Ok(());
@@ -186,7 +186,7 @@ impl BackgroundSender {
     /// Waits for the peer's next acknowledgement, at most for a tick.
     ///
     /// # Errors
-    /// As [`drain`](Self::drain).
+    /// The errors of [`drain`](Self::drain).
     pub fn await_acknowledgement(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         self.read_acks(TICK)?;
         check(stop)
@@ -221,7 +221,7 @@ impl BackgroundSender {
     /// Waits until `bytes` may be sent.
     ///
     /// # Errors
-    /// As [`pages`](Self::pages).
+    /// The errors of [`pages`](Self::pages).
     pub fn make_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;

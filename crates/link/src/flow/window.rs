@@ -17,8 +17,8 @@ use crate::flow::capacity::Capacity;
 /// and above what the kernel keeps in flight by itself.
 const BULK_LIMIT: u64 = 16 << 20;
 
-/// The same in post-copy, for all links together; or this many bandwidth-delay products of each
-/// link if that is more.
+/// In post-copy: how many bytes the peer may have received and not applied, for all links together;
+/// or this many bandwidth-delay products of each link if that is more.
 const APPLYING_LIMIT: u64 = 4 << 20;
 
 /// See [`APPLYING_LIMIT`].

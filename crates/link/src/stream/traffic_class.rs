@@ -13,7 +13,7 @@ pub(crate) enum TrafficClass {
 
 impl TrafficClass {
     /// The traffic class of a link.
-    pub(crate) fn of(role: Role) -> Self {
+    pub(crate) fn of_role(role: Role) -> Self {
         match role {
             Role::Background { .. } | Role::Frames | Role::Disk { .. } => Self::Bulk,
             _ => Self::Urgent,
@@ -76,15 +76,15 @@ mod tests {
 
     #[test]
     fn links_that_nothing_waits_for_are_bulk() {
-        assert_eq!(TrafficClass::of(Role::Control), TrafficClass::Urgent);
-        assert_eq!(TrafficClass::of(Role::Urgent), TrafficClass::Urgent);
+        assert_eq!(TrafficClass::of_role(Role::Control), TrafficClass::Urgent);
+        assert_eq!(TrafficClass::of_role(Role::Urgent), TrafficClass::Urgent);
         assert_eq!(
-            TrafficClass::of(Role::Background { index: 3 }),
+            TrafficClass::of_role(Role::Background { index: 3 }),
             TrafficClass::Bulk
         );
-        assert_eq!(TrafficClass::of(Role::Frames), TrafficClass::Bulk);
+        assert_eq!(TrafficClass::of_role(Role::Frames), TrafficClass::Bulk);
         assert_eq!(
-            TrafficClass::of(Role::Disk { index: 0 }),
+            TrafficClass::of_role(Role::Disk { index: 0 }),
             TrafficClass::Bulk
         );
     }

@@ -32,7 +32,7 @@ pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
 /// until it has moved its guest or has given up.
 pub(crate) const KEPT_REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite kept";
 
-/// The same of a source that closes the connection when it has its answer.
+/// The application protocol of a source that closes the connection when it has its invitation.
 pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
 
 /// Both, in the order of preference. Sources before the first one offer the second only.
@@ -158,7 +158,7 @@ impl TlsServer {
         Self::unchecked(certificates)
     }
 
-    /// As [`certified`](Self::certified), without checking the certificate first.
+    /// Does not check the certificate first, as [`certified`](Self::certified) does.
     pub(crate) fn unchecked(certificates: Certificates) -> Result<Self, CertificatesError> {
         let Certificates {
             roots,
@@ -181,7 +181,7 @@ impl TlsServer {
         })
     }
 
-    /// The same certificate for sources that ask for an invitation (`request_invitation/`).
+    /// This server for sources that ask for an invitation (`request_invitation/`).
     pub(crate) fn for_requests(&self) -> Self {
         let mut config = ServerConfig::clone(&self.config);
         config.alpn_protocols = request_protocols();
@@ -316,7 +316,7 @@ impl TlsClient {
         Self::unchecked(certificates, host)
     }
 
-    /// As [`certified`](Self::certified), without checking the certificate first.
+    /// Does not check the certificate first, as [`certified`](Self::certified) does.
     pub(crate) fn unchecked(
         certificates: Certificates,
         host: &str,
@@ -347,7 +347,7 @@ impl TlsClient {
         })
     }
 
-    /// The same certificate for asking for an invitation (`request_invitation/`).
+    /// This client for asking for an invitation (`request_invitation/`).
     pub(crate) fn for_requests(&self) -> Self {
         let mut config = ClientConfig::clone(&self.config);
         config.alpn_protocols = request_protocols();

@@ -153,7 +153,7 @@ pub enum Validity {
 
 impl Validity {
     /// The validity error in `error`, if it is one.
-    pub(super) fn of(error: &CertificateError) -> Option<Self> {
+    pub(super) fn of_refusal(error: &CertificateError) -> Option<Self> {
         Some(match error {
             CertificateError::Expired => Self::Expired(None),
             CertificateError::ExpiredContext { not_after, .. } => {

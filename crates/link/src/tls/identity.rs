@@ -43,7 +43,7 @@ impl Identity {
 
     /// The fingerprint of the key.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(&self.0.subject_public_key_info())
+        Fingerprint::of_key(&self.0.subject_public_key_info())
     }
 
     /// The certificate that TLS requires, signed with the key itself. The peer checks only the key

@@ -23,7 +23,7 @@ const SECRET_LEN: usize = 16;
 pub struct Fingerprint([u8; FINGERPRINT_LEN]);
 
 impl Fingerprint {
-    pub(crate) fn of(public_key_der: &[u8]) -> Self {
+    pub(crate) fn of_key(public_key_der: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, public_key_der);
         let mut first = [0; FINGERPRINT_LEN];
         first.copy_from_slice(&digest.as_ref()[..FINGERPRINT_LEN]);
@@ -230,7 +230,7 @@ mod tests {
 
     fn invitation() -> Invitation {
         Invitation {
-            fingerprint: Fingerprint::of(b"a key"),
+            fingerprint: Fingerprint::of_key(b"a key"),
             secret: Secret([7; SECRET_LEN]),
             address: "host.example:7000".parse().unwrap(),
         }
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn a_proof_is_valid_for_one_secret_and_two_keys() {
         let secret = Secret([7; SECRET_LEN]);
-        let [source, destination, other] = [b"a", b"b", b"c"].map(|key| Fingerprint::of(key));
+        let [source, destination, other] = [b"a", b"b", b"c"].map(|key| Fingerprint::of_key(key));
         let proof = secret.prove(source, destination);
         assert!(secret.verify(source, destination, &proof));
         assert!(!secret.verify(other, destination, &proof));

@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn one_source_at_a_time() {
-        let [destination, first, second] = [b"d", b"1", b"2"].map(|key| Fingerprint::of(key));
+        let [destination, first, second] = [b"d", b"1", b"2"].map(|key| Fingerprint::of_key(key));
         let secret = Secret::random().unwrap();
         let authorization = Authorization::new(secret.clone(), destination, None);
         let [one, two] = [first, second].map(|source| secret.prove(source, destination));

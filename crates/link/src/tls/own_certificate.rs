@@ -27,7 +27,7 @@ pub(crate) enum Side {
 /// The text of an error; an error about a certificate's validity contains the times.
 pub(crate) fn readable(error: &Error) -> String {
     if let Error::InvalidCertificate(about) = error
-        && let Some(validity) = Validity::of(about)
+        && let Some(validity) = Validity::of_refusal(about)
     {
         return format!("{validity} (this host's clock says {})", Utc(now()));
     }
@@ -56,7 +56,7 @@ pub(crate) fn check(
 
 fn problem(error: &CertificateError, path: &Path, side: Side) -> Option<CertificateProblem> {
     let path = path.to_owned();
-    if let Some(validity) = Validity::of(error) {
+    if let Some(validity) = Validity::of_refusal(error) {
         let now = now();
         return Some(CertificateProblem::Time {
             path,

@@ -17,7 +17,7 @@ use crate::tls::invitation::Fingerprint;
 /// The fingerprint of the key in a certificate.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> Result<Fingerprint, Error> {
     let key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
-    Ok(Fingerprint::of(&key))
+    Ok(Fingerprint::of_key(&key))
 }
 
 /// A source accepts one key, in any certificate.

@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_label_names_its_route() {
-        let route = Route::to(Fingerprint::of(b"a key"));
+        let route = Route::to(Fingerprint::of_key(b"a key"));
         assert_eq!(Route::of_label(&route.label()), Some(route));
         assert_eq!(route.to_string().len(), 32);
         let label = route.label();

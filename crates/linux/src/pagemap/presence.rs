@@ -44,7 +44,7 @@ impl Pagemap {
     ///
     /// # Errors
     ///
-    /// As [`pages`](Self::pages).
+    /// The errors of [`pages`](Self::pages).
     pub fn first_pages(&self, range: HostRange) -> io::Result<Option<HostRange>> {
         let mut first: Option<HostRange> = None;
         let _ended_early = self.walk(range, FEW_REGIONS, &mut |run| {

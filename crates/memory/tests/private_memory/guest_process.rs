@@ -45,7 +45,7 @@ pub(crate) enum Kind {
     Hugetlb,
     /// A shared memfd.
     Shared,
-    /// The same, as if the kernel put huge pages into it.
+    /// A shared memfd, as if the kernel put huge pages into it.
     SharedHuge,
 }
 

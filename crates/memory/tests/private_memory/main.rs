@@ -1,4 +1,4 @@
-//! The same tests for each kind of memory that a RAM block can have.
+//! Tests for each kind of memory that a RAM block can have.
 
 #![allow(missing_docs)]
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]

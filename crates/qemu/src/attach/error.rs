@@ -136,7 +136,7 @@ impl AttachError {
     }
 
     /// The error of these obstacles.
-    pub(crate) fn of(mut obstacles: Vec<Self>) -> Self {
+    pub(crate) fn from_obstacles(mut obstacles: Vec<Self>) -> Self {
         match obstacles.pop() {
             Some(only) if obstacles.is_empty() => only,
             Some(last) => {

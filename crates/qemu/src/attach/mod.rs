@@ -74,7 +74,7 @@ pub(crate) fn attach(
         if mode.is_some_and(|mode| Excludes::Rounds.includes(mode)) {
             obstacles.extend(hikkoshi_dirty::support().err().map(AttachError::DirtyLog));
         }
-        return Err(AttachError::of(obstacles));
+        return Err(AttachError::from_obstacles(obstacles));
     };
     let process = Arc::clone(process);
     let lock = exclusive_access::acquire(&process)?;

@@ -216,7 +216,7 @@ pub fn check_by(
     };
     let mut found = Checked {
         guest: guest(client, &processors)?,
-        privileges: Privileges::of(process.as_deref()),
+        privileges: Privileges::of_process(process.as_deref()),
         obstacles,
         memory: Vec::new(),
         devices: Vec::new(),
@@ -427,7 +427,7 @@ impl Checked {
 }
 
 fn guest(client: &mut Client, processors: &Processors) -> Result<CheckedGuest, QmpError> {
-    let exact = Exact::of(client)?;
+    let exact = Exact::query(client)?;
     Ok(CheckedGuest {
         pid: client.peer(),
         version: client.version().to_string(),
@@ -436,7 +436,7 @@ fn guest(client: &mut Client, processors: &Processors) -> Result<CheckedGuest, Q
         cpus: processors.processors.len(),
         accelerator: processors.accelerator.to_string(),
         processor: exact.cpu,
-        asynchronous_faults: AsynchronousFaultSupport::of(processors),
+        asynchronous_faults: AsynchronousFaultSupport::of_processors(processors),
         nested: nested::feature(client)?,
     })
 }

@@ -98,7 +98,7 @@ fn chain(
                 None
             }
             "raw" | "qcow2" => {
-                let Children { file, backing } = Children::of(graph, &next)?;
+                let Children { file, backing } = Children::of_parent(graph, &next)?;
                 parts.push(format!("file={}", node_name(&file)));
                 // Others are opened as the image names them.
                 let backing = backing.filter(|backing| is_known(backing));
@@ -135,7 +135,7 @@ struct Children {
 
 impl Children {
     /// Those of `parent`. `None` if it also uses others.
-    fn of(graph: &Value, parent: &str) -> Option<Self> {
+    fn of_parent(graph: &Value, parent: &str) -> Option<Self> {
         let nodes = graph.get("nodes")?.as_array()?;
         let number = |name: &str| {
             let is = |node: &&Value| {

@@ -33,7 +33,7 @@ struct Disk {
 }
 
 impl Disk {
-    fn of(row: &Value) -> Self {
+    fn from_row(row: &Value) -> Self {
         let text = |row: &Value, key: &str| {
             let text = row.get(key).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -97,14 +97,14 @@ pub(super) fn update(client: &mut Client, line: &mut DestinationLine) -> Result<
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-block", "not a list"))?;
     for row in rows {
-        let disk = Disk::of(row);
+        let disk = Disk::from_row(row);
         if let Some(note) = by_drive(line, &disk) {
             line.notes.extend(note);
         } else if !by_node(client, line, &disk)? {
             by_file(line, &disk);
         }
     }
-    let drives: Vec<_> = rows.iter().map(|row| Disk::of(row).drive).collect();
+    let drives: Vec<_> = rows.iter().map(|row| Disk::from_row(row).drive).collect();
     leave_out_drives(line, &drives);
     leave_out_removed(client, line)
 }
@@ -369,10 +369,10 @@ mod tests {
             "inserted": { "node-name": "n", "drv": "qcow2", "ro": false,
                 "file": "json:{\"backing\": {\"filename\": \"/old\"}, \"driver\": \"qcow2\", \
                          \"file\": {\"driver\": \"file\", \"filename\": \"/new\"}}" } });
-        let disk = Disk::of(&row);
+        let disk = Disk::from_row(&row);
         assert_eq!(disk.device, "d0");
         assert_eq!(disk.image.unwrap().file, "/new");
-        let empty = Disk::of(&json!({ "device": "ide1-cd0", "qdev": "cd" }));
+        let empty = Disk::from_row(&json!({ "device": "ide1-cd0", "qdev": "cd" }));
         assert_eq!((empty.device.as_str(), empty.image), ("cd", None));
     }
 

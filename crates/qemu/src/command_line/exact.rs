@@ -15,7 +15,7 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    pub(crate) fn of(client: &mut Client) -> Result<Self, QmpError> {
+    pub(crate) fn query(client: &mut Client) -> Result<Self, QmpError> {
         let text = |value: Option<Value>| {
             let text = value.as_ref().and_then(Value::as_str).map(str::to_owned);
             text.ok_or_else(|| QmpError::unexpected("qom-get", "no type"))

@@ -36,12 +36,12 @@ impl DestinationLine {
     /// # Errors
     ///
     /// If QEMU does not answer or its process cannot be read.
-    pub fn of(qmp: &Path) -> Result<Self, AttachError> {
+    pub fn for_guest_at(qmp: &Path) -> Result<Self, AttachError> {
         let mut client = Client::connect(qmp, CONNECT_TIMEOUT)?;
         let process = process::find(&client)?;
         let text = options::read(&process)
             .map_err(|source| process::explain(&process, "reading the command line", source))?;
-        let mut line = Self::adapted(&text, &Exact::of(&mut client)?);
+        let mut line = Self::adapted(&text, &Exact::query(&mut client)?);
         plugged::add(&mut client, &mut line)?;
         disks::update(&mut client, &mut line)?;
         let folder = std::fs::read_link(format!("/proc/{}/cwd", process.pid()));

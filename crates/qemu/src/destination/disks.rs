@@ -204,7 +204,7 @@ impl QemuDestination {
         Ok(DiskComparison { refused, warnings })
     }
 
-    /// The same, with those that QEMU's monitor lists, which are returned, too.
+    /// Compares with the disks that QEMU's monitor lists, which are returned, too.
     fn compare_with(
         &mut self,
         disks: &GuestDisks,
@@ -219,8 +219,8 @@ impl QemuDestination {
         Ok((compare(&disks.disks, &described, true), ours))
     }
 
-    /// The same for a machine whose monitor is not available. Returns the disks that are copied
-    /// to, as the storage daemon opens them, with what they are called in messages.
+    /// Compares with the disks of a machine whose monitor is not available. Returns the disks that
+    /// are copied to, as the storage daemon opens them, with what they are called in messages.
     fn compare_piped(
         &self,
         disks: &GuestDisks,

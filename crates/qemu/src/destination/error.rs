@@ -176,7 +176,7 @@ pub(crate) enum RunError {
         /// QEMU's answer.
         source: QmpError,
     },
-    /// The same, but QEMU may still hold images.
+    /// QEMU has refused, and may still hold images.
     #[error(
         "resuming the guest at the destination. Its QEMU (process {pid}) refused, may have locked \
          some of the guest's images, which the source needs, and could not be ended ({kill}): \

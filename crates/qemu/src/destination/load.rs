@@ -32,7 +32,10 @@ impl QemuDestination {
         if let Some(piped) = &self.piped {
             let cards = piped.cards();
             self.vcpus = vcpus::named(&self.process);
-            self.announcer = opened(Announcer::of(network::cards_of(cards), &self.process));
+            self.announcer = opened(Announcer::for_cards(
+                network::cards_of(cards),
+                &self.process,
+            ));
             return Ok(());
         }
         let client = connected(&mut self.client)?;

@@ -130,7 +130,7 @@ impl QemuDestination {
         overcommit: Overcommit,
     ) -> Result<Self, AttachError> {
         let qemu = attach(&*monitor, Side::Destination, allowed, None, overcommit)?;
-        let identity = QemuIdentity::of(&*monitor, &qemu)?;
+        let identity = QemuIdentity::of_attached(&*monitor, &qemu)?;
         Ok(Self::of(qemu, identity, monitor, None))
     }
 

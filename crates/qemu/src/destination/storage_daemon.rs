@@ -126,10 +126,10 @@ impl StorageDaemon {
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let process = command.spawn().map_err(StorageDaemonError::Start)?;
-        Self::of(process)
+        Self::of_process(process)
     }
 
-    fn of(process: Child) -> Result<Self, StorageDaemonError> {
+    fn of_process(process: Child) -> Result<Self, StorageDaemonError> {
         let mut daemon = Self {
             process,
             messages: None,
@@ -283,7 +283,7 @@ mod tests {
         let run = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]).stderr(Stdio::piped());
-            StorageDaemon::of(command.spawn().unwrap()).unwrap()
+            StorageDaemon::of_process(command.spawn().unwrap()).unwrap()
         };
         let began = Instant::now();
         // It does not end by itself, and writes more than a pipe holds.

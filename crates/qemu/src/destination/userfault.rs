@@ -60,7 +60,7 @@ impl QemuDestination {
             if block.host_page != PAGE_BYTES {
                 continue; // hugetlbfs: pages of one size, all of them.
             }
-            let (system, _) = FileSystem::of(file.as_fd())
+            let (system, _) = FileSystem::of_file(file.as_fd())
                 .map_err(|source| UserfaultError::FileSystem { id: id(), source })?;
             // In a file on a disk, the kernel itself fills absent pages.
             if matches!(system, FileSystem::Disk | FileSystem::Other) {

@@ -182,7 +182,7 @@ mod tests {
         let of = |disk: &BlockDisk, files: &[Option<ImageFile>]| {
             describe(disk, None, files, DiskPlan::Same).backing
         };
-        let found = ImageFile::of(std::process::id(), file);
+        let found = ImageFile::of_process_file(std::process::id(), file);
         let backing = of(&disk(&[file, "nbd://store/d"]), &[found.clone(), None]);
         let images = backing.images();
         assert_eq!(images.len(), 2, "{backing:?}");

@@ -55,7 +55,7 @@ impl ImageFile {
         };
         let name = image_file(file);
         let Some(set) = name.strip_prefix(DESCRIPTOR_SETS) else {
-            return Ok(Self::of(pid, &name));
+            return Ok(Self::of_process_file(pid, &name));
         };
         let sets = client.execute("query-fdsets", json!({}))?;
         let entries = descriptors_of_set(&sets, set).into_iter();
@@ -74,7 +74,7 @@ impl ImageFile {
     }
 
     /// The file that QEMU's process `pid` has open by this name. `None`: there is none, or several.
-    pub(crate) fn of(pid: u32, name: &str) -> Option<Self> {
+    pub(crate) fn of_process_file(pid: u32, name: &str) -> Option<Self> {
         Self::of_descriptor(pid, &descriptor(pid, name)?)
     }
 
@@ -85,7 +85,7 @@ impl ImageFile {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let is_device = kind.is_block_device() || kind.is_char_device();
         let (device, number) = file_number(&metadata);
-        let file_system = kind.is_file().then(|| FileSystem::of(pid, open));
+        let file_system = kind.is_file().then(|| FileSystem::of_descriptor(pid, open));
         // Equal only on the same running host.
         let mut names = vec![ImageName {
             name: format!("{}:{device}:{number}", boot.trim()).into(),
@@ -237,7 +237,7 @@ mod tests {
     use hikkoshi_linux::lock_byte_shared;
 
     fn of(name: &str) -> Option<ImageFile> {
-        ImageFile::of(std::process::id(), name)
+        ImageFile::of_process_file(std::process::id(), name)
     }
 
     #[test]

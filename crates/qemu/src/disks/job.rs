@@ -74,7 +74,7 @@ impl Failure {
 }
 
 impl CopyJob {
-    fn of(row: &Value) -> Option<Self> {
+    fn from_row(row: &Value) -> Option<Self> {
         let text = |key| row.get(key).and_then(Value::as_str);
         let number = |key| row.get(key).and_then(Value::as_u64);
         let message = text("error").map(|message| Failure::Message(message.to_owned()));
@@ -109,7 +109,7 @@ pub(super) fn list(client: &mut Client) -> Result<Vec<CopyJob>, QmpError> {
     let rows = jobs
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-block-jobs", "not a list"))?;
-    let mut jobs: Vec<_> = rows.iter().filter_map(CopyJob::of).collect();
+    let mut jobs: Vec<_> = rows.iter().filter_map(CopyJob::from_row).collect();
     for job in &mut jobs {
         if job.failure == Some(Failure::Request(None)) {
             job.failure = Some(Failure::Request(failed_operation(client, &job.id)));
@@ -145,14 +145,14 @@ mod tests {
     }
 
     fn job(status: &str, io_status: &str) -> CopyJob {
-        CopyJob::of(&row(status, io_status)).unwrap()
+        CopyJob::from_row(&row(status, io_status)).unwrap()
     }
 
     #[test]
     fn jobs_of_others_are_left_alone() {
         let mut other = row("running", "ok");
         other["device"] = "backup".into();
-        assert_eq!(CopyJob::of(&other), None);
+        assert_eq!(CopyJob::from_row(&other), None);
         assert!(job("ready", "ok").is_ready() && job("standby", "ok").is_ready());
         assert!(!job("running", "ok").is_ready() && job("concluded", "ok").has_ended());
         assert!(!job("paused", "ok").is_ready() && !job("standby", "ok").has_ended());
@@ -176,7 +176,7 @@ mod tests {
     fn the_message_of_a_job_that_has_ended_is_kept() {
         let mut ended = row("concluded", "ok");
         ended["error"] = "Operation canceled".into();
-        let job = CopyJob::of(&ended).unwrap();
+        let job = CopyJob::from_row(&ended).unwrap();
         let message = Failure::Message("Operation canceled".to_owned());
         assert_eq!(job.failure, Some(message));
     }

@@ -24,7 +24,7 @@ pub(super) fn nodes(client: &mut Client) -> Result<Value, QmpError> {
 impl LeftBehind {
     /// That of this disk, among these nodes: on its own node, or below a filter such as
     /// `throttle`.
-    pub(super) fn of(disk: &BlockDisk, nodes: &Value) -> Self {
+    pub(super) fn of_disk(disk: &BlockDisk, nodes: &Value) -> Self {
         let text = |node: &Value, key: &str| {
             let text = node.get(key).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -103,11 +103,11 @@ mod tests {
                 .map(|&name| name.to_owned())
                 .collect::<Vec<_>>()
         };
-        let found = LeftBehind::of(&disk, &nodes);
+        let found = LeftBehind::of_disk(&disk, &nodes);
         assert_eq!(found.snapshots, names(&["s1", "s2"]));
         assert_eq!(found.bitmaps, names(&["b1", "b0"]));
         assert_eq!(found.in_memory, names(&["b1"]));
         let other = BlockDisk::default();
-        assert_eq!(LeftBehind::of(&other, &nodes), LeftBehind::default());
+        assert_eq!(LeftBehind::of_disk(&other, &nodes), LeftBehind::default());
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn is_cd(kind: &str) -> bool {
 
 impl BlockDisk {
     /// The disk of a row of `query-block`. `None`: no medium, or no device.
-    fn of(row: &Value) -> Option<Self> {
+    fn from_row(row: &Value) -> Option<Self> {
         let text = |row: &Value, key: &str| {
             let text = row.get(key).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -164,7 +164,7 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<BlockDisk>, QmpError> {
     let rows = answer
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-block", "not a list"))?;
-    let mut disks: Vec<_> = rows.iter().filter_map(BlockDisk::of).collect();
+    let mut disks: Vec<_> = rows.iter().filter_map(BlockDisk::from_row).collect();
     if !disks.is_empty() {
         let places = drive_places(client)?;
         for disk in &mut disks {
@@ -199,7 +199,7 @@ mod tests {
                 },
             },
         });
-        let disk = BlockDisk::of(&row).unwrap();
+        let disk = BlockDisk::from_row(&row).unwrap();
         let images: Vec<_> = disk.images.iter().map(|image| image_file(image)).collect();
         assert_eq!(images, ["/disk.qcow2", "/base.raw"], "without the filter");
         assert_eq!((disk.id(), disk.label()), (Some("vda"), "vda"));
@@ -292,7 +292,10 @@ mod tests {
                 true,
             ),
         ] {
-            assert_eq!(BlockDisk::of(&row(inserted)).unwrap().encrypted, expected);
+            assert_eq!(
+                BlockDisk::from_row(&row(inserted)).unwrap().encrypted,
+                expected
+            );
         }
     }
 
@@ -303,7 +306,7 @@ mod tests {
             json!({ "device": "floppy0", "qdev": "/machine/unattached/device[1]" }),
             json!({ "device": "spare", "inserted": inserted }),
         ] {
-            assert_eq!(BlockDisk::of(&row), None, "{row}");
+            assert_eq!(BlockDisk::from_row(&row), None, "{row}");
         }
     }
 }

@@ -41,7 +41,7 @@ const VALUE: usize = 4 + 28 + 8;
 
 impl Owner {
     /// The QEMU with this process. `None`: it has ended.
-    pub(crate) fn of(pid: u32) -> Option<Self> {
+    pub(crate) fn of_process(pid: u32) -> Option<Self> {
         let boot = NamespaceIdentity::current().ok()?.boot_id.replace('-', "");
         let boot = u128::from_str_radix(&boot, 16).ok()?;
         let since = process::start_time(&*process::open(pid).ok()??).ok()?;
@@ -206,7 +206,7 @@ mod tests {
     fn file() -> Option<(tempfile::NamedTempFile, ImageFile)> {
         let file = tempfile::NamedTempFile::new().unwrap();
         let name = file.path().to_str().unwrap();
-        let image = ImageFile::of(std::process::id(), name).unwrap();
+        let image = ImageFile::of_process_file(std::process::id(), name).unwrap();
         let can = fsetxattr(file.as_file(), "user.test", b"x", XattrFlags::empty());
         if can.is_err() {
             println!("files here have no extended attributes: not tested");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn own() -> Owner {
-        Owner::of(std::process::id()).unwrap()
+        Owner::of_process(std::process::id()).unwrap()
     }
 
     fn another() -> Owner {
@@ -241,7 +241,8 @@ mod tests {
         let number = marks.number;
         assert_eq!(read(number, &image), ImageMark::Absent);
         assert_eq!(marks.set(7, &image), ImageMark::Of(7));
-        let again = ImageFile::of(std::process::id(), one.path().to_str().unwrap()).unwrap();
+        let again =
+            ImageFile::of_process_file(std::process::id(), one.path().to_str().unwrap()).unwrap();
         assert_eq!(read(number, &again), ImageMark::Of(7));
         assert_eq!(read(number, &other), ImageMark::Absent);
         assert_eq!(read([1; 16], &image), ImageMark::Absent, "of another move");
@@ -318,7 +319,7 @@ mod tests {
     #[test]
     fn a_device_has_no_mark() {
         let null = std::fs::File::open("/dev/null").unwrap();
-        let image = ImageFile::of(std::process::id(), "/dev/null").unwrap();
+        let image = ImageFile::of_process_file(std::process::id(), "/dev/null").unwrap();
         let mut marks = Marks::new(own()).unwrap();
         assert_eq!(marks.set(1, &image), ImageMark::Unknown);
         assert_eq!(read([0; 16], &image), ImageMark::Unknown);

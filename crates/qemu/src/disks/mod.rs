@@ -57,7 +57,7 @@ pub(crate) fn filter_name(number: usize) -> String {
 /// Removes the marks that a killed engine has left on the images of the guest's disks. Only for the
 /// engine that has exclusive access to its QEMU.
 pub(crate) fn remove_left_marks(client: &mut Client) -> Result<(), QmpError> {
-    let Some(owner) = client.peer().and_then(Owner::of) else {
+    let Some(owner) = client.peer().and_then(Owner::of_process) else {
         return Ok(());
     };
     for disk in list(client)? {

@@ -123,7 +123,7 @@ pub(super) struct FileSystem {
 
 impl FileSystem {
     /// That of a file that process `pid` has open, by its entry in `/proc/PID/fd`.
-    pub(super) fn of(pid: u32, descriptor: &Path) -> Self {
+    pub(super) fn of_descriptor(pid: u32, descriptor: &Path) -> Self {
         let number = descriptor.file_name().unwrap_or_default();
         let fdinfo = Path::new("/proc")
             .join(format!("{pid}/fdinfo"))
@@ -337,7 +337,8 @@ mod tests {
         for mount in [22, 34] {
             assert!(!at(mount).is_shared, "{mount}");
         }
-        let unknown = FileSystem::of(std::process::id(), Path::new("/proc/self/fd/99999"));
+        let unknown =
+            FileSystem::of_descriptor(std::process::id(), Path::new("/proc/self/fd/99999"));
         assert_eq!(unknown.kind, UNKNOWN);
     }
 
@@ -411,7 +412,7 @@ mod tests {
         use std::os::fd::AsRawFd;
         let shm = tempfile::tempfile_in("/dev/shm").unwrap();
         let descriptor = format!("/proc/self/fd/{}", shm.as_raw_fd());
-        let found = FileSystem::of(std::process::id(), Path::new(&descriptor));
+        let found = FileSystem::of_descriptor(std::process::id(), Path::new(&descriptor));
         assert_eq!((&*found.kind, found.is_shared), ("tmpfs", false));
     }
 

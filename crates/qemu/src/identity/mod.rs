@@ -83,7 +83,10 @@ pub struct RamFileIdentity {
 
 impl QemuIdentity {
     /// The identity of a QEMU that we are attached to.
-    pub(crate) fn of(monitor: &dyn Monitor, qemu: &Attached) -> Result<Self, ProcessError> {
+    pub(crate) fn of_attached(
+        monitor: &dyn Monitor,
+        qemu: &Attached,
+    ) -> Result<Self, ProcessError> {
         let memory = identify(&qemu.ram, &qemu.addresses).map_err(|source| {
             process::explain(
                 &qemu.process,
@@ -229,19 +232,19 @@ impl QemuIdentity {
 fn identify(ram: &GuestRam, addresses: &[u64]) -> io::Result<Vec<RamIdentity>> {
     let memory = ram.backings().iter().zip(addresses);
     memory
-        .map(|(backing, &address)| RamIdentity::of(backing, address))
+        .map(|(backing, &address)| RamIdentity::of_backing(backing, address))
         .collect()
 }
 
 impl RamIdentity {
-    fn of(backing: &Backing, address: u64) -> io::Result<Self> {
+    fn of_backing(backing: &Backing, address: u64) -> io::Result<Self> {
         Ok(match backing {
             Backing::Lost => return Err(MemoryLost.into()),
-            Backing::File(file) => Self::File(RamFileIdentity::of(file, address)?),
+            Backing::File(file) => Self::File(RamFileIdentity::of_file(file, address)?),
             Backing::Private(memory) => Self::Private {
                 address,
                 file: match memory.file() {
-                    Some(file) => Some(RamFileIdentity::of(file, address)?),
+                    Some(file) => Some(RamFileIdentity::of_file(file, address)?),
                     None => None,
                 },
                 sent: memory.is_sent(),
@@ -316,7 +319,7 @@ impl RamFileIdentity {
         }
     }
 
-    fn of(file: &RamFile, address: u64) -> io::Result<Self> {
+    fn of_file(file: &RamFile, address: u64) -> io::Result<Self> {
         let metadata = file.file().metadata()?;
         let number = file.file().as_raw_fd();
         Ok(Self {

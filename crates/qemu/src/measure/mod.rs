@@ -53,7 +53,7 @@ impl QemuMeasurement {
         Self::attach_by(client, blocks)
     }
 
-    /// The same by an open session, such as one that libvirt lends.
+    /// Attaches by an open session, such as one that libvirt lends.
     ///
     /// # Errors
     ///

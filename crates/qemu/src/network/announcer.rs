@@ -46,7 +46,7 @@ impl Announcer {
     }
 
     /// Opens the tap devices of these cards.
-    pub(crate) fn of(cards: Vec<Card>, process: &Process) -> Result<Self, NetworkError> {
+    pub(crate) fn for_cards(cards: Vec<Card>, process: &Process) -> Result<Self, NetworkError> {
         Ok(Self::on(taps_of(cards, process)?.1))
     }
 

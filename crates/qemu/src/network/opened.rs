@@ -48,7 +48,7 @@ pub(super) fn open(
     open_of(taps(client, process)?, process, sockets)
 }
 
-/// The same of cards and their tap devices.
+/// Opens the tap devices of these cards.
 pub(super) fn open_of(
     (cards, mut taps): (Vec<Card>, Vec<Tap>),
     process: &Process,

@@ -27,7 +27,7 @@ pub(super) fn taps(
     taps_of(read_cards(client)?, process)
 }
 
-/// The same of these cards.
+/// These cards, and those of them that are on a tap device.
 pub(super) fn taps_of(
     cards: Vec<Card>,
     process: &Process,

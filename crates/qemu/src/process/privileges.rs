@@ -77,7 +77,7 @@ pub(crate) fn check_userfaultfd(process: &Process) -> Result<(), NoUserfaultfd> 
 
 impl Privileges {
     /// Those for this process; `None`: it cannot be traced.
-    pub(crate) fn of(process: Option<&Process>) -> Self {
+    pub(crate) fn of_process(process: Option<&Process>) -> Self {
         let own = capabilities("self");
         Self {
             trace: process.is_some(),

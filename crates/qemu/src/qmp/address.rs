@@ -28,7 +28,7 @@ impl MonitorAddress {
         matches!(self, Self::Domain { .. })
     }
 
-    /// The same address for a program with another working directory.
+    /// This address for a program with another working directory.
     #[must_use]
     pub fn absolute(&self) -> Self {
         match self {

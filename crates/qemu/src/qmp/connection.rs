@@ -54,7 +54,7 @@ impl Connection {
         }
     }
 
-    /// The same for the socket of a program that lends the monitor of `process`.
+    /// Wraps the socket of a program that lends the monitor of `process`.
     pub(super) fn lent(stream: UnixStream, process: Arc<Process>) -> Self {
         Self {
             process: Some(process),

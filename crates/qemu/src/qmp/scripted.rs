@@ -17,7 +17,7 @@ pub(crate) fn session(
     session_of(10, answer)
 }
 
-/// The same with a QEMU of this major version.
+/// Opens a session with a QEMU of this major version that answers each command as `answer` says.
 pub(crate) fn session_of(
     major: u32,
     mut answer: impl FnMut(&str) -> Result<Value, &'static str> + Send + 'static,

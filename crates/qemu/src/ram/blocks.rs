@@ -4,9 +4,10 @@
 //! largest to the smallest:
 //!
 //! ```text
-//!               Block Name    PSize              Offset               Used              Total                HVA  RO
-//!                   pc.ram    4 KiB  0x0000000000000000 0x0000000010000000 0x0000000010000000 0x00007fd6e3e00000  rw
-//!     /rom@etc/acpi/tables    4 KiB  0x00000000119c0000 0x0000000000020000 0x0000000000200000 0x00007fd6e1600000  ro
+//!               Block Name    PSize              Offset               Used              Total
+//!               HVA  RO pc.ram    4 KiB  0x0000000000000000 0x0000000010000000 0x0000000010000000
+//!               0x00007fd6e3e00000  rw /rom@etc/acpi/tables    4 KiB  0x00000000119c0000
+//!               0x0000000000020000 0x0000000000200000 0x00007fd6e1600000  ro
 //! ```
 //!
 //! The last two columns exist from QEMU 8.0 on. A name longer than its column pushes the
@@ -153,7 +154,7 @@ fn last_word(line: &str) -> Option<(&str, &str)> {
     line.trim_end_matches(' ').rsplit_once(' ')
 }
 
-/// The same for a number of 16 hexadecimal digits.
+/// The line before its last word, and that word as a number of 16 hexadecimal digits.
 fn last_number(line: &str) -> Option<(&str, u64)> {
     let (line, word) = last_word(line)?;
     let digits = word.strip_prefix("0x").filter(|digits| {

@@ -84,7 +84,7 @@ impl FileSystem {
     /// # Errors
     ///
     /// As `fstatfs(2)`.
-    pub(crate) fn of(file: impl AsFd) -> io::Result<(Self, u64)> {
+    pub(crate) fn of_file(file: impl AsFd) -> io::Result<(Self, u64)> {
         let system = rustix::fs::fstatfs(&file)?;
         let magic: i64 = system.f_type;
         Ok(match magic {
@@ -281,7 +281,7 @@ fn describe(
         source,
     };
     let metadata = file.metadata().map_err(cannot)?;
-    let (system, page) = FileSystem::of(file).map_err(cannot)?;
+    let (system, page) = FileSystem::of_file(file).map_err(cannot)?;
     let needed = range.offset.saturating_add(range.bytes);
     // A page after the end of a file cannot be read.
     if metadata.len() < needed {

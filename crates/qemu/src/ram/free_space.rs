@@ -44,8 +44,8 @@ const MANAGEMENT_SHARE: u64 = 128;
 /// for device emulation under load.
 const OWN_BYTES_KVM: u64 = 16 * MIB;
 
-/// The same for TCG, which keeps translated code: 58 to 62 MiB were measured after Linux had
-/// booted.
+/// What QEMU itself allocates with TCG, which keeps translated code: 58 to 62 MiB were measured
+/// after Linux had booted.
 const OWN_BYTES_TCG: u64 = 64 * MIB;
 
 /// There is not enough free space for the guest's memory.

@@ -5,12 +5,10 @@
 //! flat range:
 //!
 //! ```text
-//! FlatView #1
-//!  AS "memory", root: system
-//!  AS "cpu-memory-0", root: system
-//!  Root memory region: system
-//!   0000000000000000-00000000000c2fff (prio 0, ram): ram0 owner:{obj path=/objects/ram0} KVM
-//!   00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 owner:{obj path=/objects/ram0} KVM
+//! FlatView #1 AS "memory", root: system AS "cpu-memory-0", root: system Root memory region: system
+//! 0000000000000000-00000000000c2fff (prio 0, ram): ram0 owner:{obj path=/objects/ram0} KVM
+//! 00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 owner:{obj
+//! path=/objects/ram0} KVM
 //! ```
 //!
 //! Flat ranges are identified by their owner, because a region's *name* is chosen by the
@@ -100,7 +98,7 @@ fn flat_range(line: &str) -> Option<(String, FlatRange)> {
     Some((owner.to_owned(), FlatRange { gpa, offset, bytes }))
 }
 
-/// The same with any owner.
+/// A line of a flat range of any owner.
 fn named_flat_range(line: &str) -> Option<NamedFlatRange> {
     let (gpa, _, rest) = head(line)?;
     let owner = [" owner:{", " parent:{"].map(|mark| rest.rfind(mark));

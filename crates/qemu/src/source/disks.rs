@@ -247,7 +247,7 @@ impl QemuSource {
         true
     }
 
-    /// The same, after a failure: releasing the guest tries again and reports the error.
+    /// Removes the copies after a failure: releasing the guest tries again and reports the error.
     pub(super) fn remove_copies_after_failure(&mut self) {
         if let Err(error) = self.remove_copies() {
             tracing::warn!(

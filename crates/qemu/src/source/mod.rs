@@ -187,7 +187,7 @@ impl QemuSource {
     ) -> Result<Self, AttachError> {
         monitor.check_unchanged(None).map_err(Refusal::Qmp)?;
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
-        let identity = QemuIdentity::of(&*monitor, &qemu)?;
+        let identity = QemuIdentity::of_attached(&*monitor, &qemu)?;
         let domain = monitor.domain().map_err(Refusal::Qmp)?;
         let Attached {
             client,
@@ -258,7 +258,9 @@ impl QemuSource {
         if found.is_empty() {
             return Ok(());
         }
-        Err(AttachError::of(found.into_iter().map(Into::into).collect()))
+        Err(AttachError::from_obstacles(
+            found.into_iter().map(Into::into).collect(),
+        ))
     }
 
     /// What the guest's owner should know about its VLANs; for people.

@@ -233,7 +233,7 @@ fn reset(qemu: &Qemu) {
     eventually("the reset", || qemu.state() == "prelaunch");
 }
 
-/// The same QEMU without the image format vdi, in a folder.
+/// This QEMU without the image format vdi, in a folder.
 fn without_vdi(program: &Program) -> (TempDir, Program) {
     let folder = tempfile::tempdir().unwrap();
     let root = program.run.parent().unwrap().join("root");

@@ -189,7 +189,7 @@ impl Destination {
         self.attach_with(source, self.owner(refuses))
     }
 
-    /// The same, with this owner.
+    /// Attaches with this owner.
     fn attach_with(&self, source: &QemuSource, owner: Box<dyn MachineOwner>) -> QemuDestination {
         let process = Arc::new(Process::open(self.qemu.pid()).unwrap());
         let pipe = StreamPipe::open(&self.path).unwrap().unwrap();

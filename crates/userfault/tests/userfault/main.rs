@@ -35,7 +35,7 @@ struct Guest {
     remote: RemoteUserfault,
     /// The mapping in the process.
     range: HostRange,
-    /// The same file in this process.
+    /// The file of the mapping, in this process.
     file: std::fs::File,
 }
 

@@ -201,7 +201,7 @@ pub enum Mismatch {
     /// RAM blocks of other names or sizes.
     #[error("comparing the two guests: their RAM blocks differ: {0}")]
     Blocks(BlockDifferences),
-    /// The same blocks in another order.
+    /// RAM blocks in another order.
     #[error(
         "comparing the two guests: the RAM blocks come in the order {source_has} at the source but {destination_has} at the destination; give the memory backends in the same order"
     )]

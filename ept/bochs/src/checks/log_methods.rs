@@ -1,4 +1,4 @@
-//! The same guest with each method of logging: every log equals what the guest wrote.
+//! A guest with each method of logging: every log equals what the guest wrote.
 
 use crate::guest_program;
 use crate::machine::{FRAMES, Machine, frames};

@@ -73,7 +73,7 @@ impl DevTools {
         answer.map_err(|refused| self.error(command, refused))
     }
 
-    /// The same, with what the browser answers if it refuses the command.
+    /// Sends a command, and returns what the browser answers, also if it refuses.
     fn request(
         &mut self,
         command: &str,

@@ -40,10 +40,10 @@ impl<'h> Domain<'h> {
         Self::boot_on(&hosts.source, hosts, config)
     }
 
-    /// The same on another host ([`LibvirtHosts::third`]).
+    /// Starts the domain on another host ([`LibvirtHosts::third`]).
     ///
     /// # Errors
-    /// As [`boot`](Self::boot).
+    /// The errors of [`boot`](Self::boot).
     pub fn boot_on(
         source: &LibvirtHost,
         hosts: &'h LibvirtHosts,

@@ -62,12 +62,12 @@ impl<'h> DomainEvents<'h> {
     ///
     /// # Errors
     /// When the daemon does not answer.
-    pub fn of(&self, domain: &str) -> Result<Vec<String>, LabError> {
+    pub fn of_domain(&self, domain: &str) -> Result<Vec<String>, LabError> {
         let events = self.with_times(domain)?.into_iter();
         Ok(events.map(|(_, event)| event).collect())
     }
 
-    /// The same, each with the time at which it was received.
+    /// The events so far of the domain, each with the time at which it was received.
     ///
     /// # Errors
     /// When the daemon does not answer.

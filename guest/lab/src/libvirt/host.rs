@@ -251,7 +251,7 @@ impl LibvirtHosts {
         Self::start_with(lab, LibvirtVersion::usual()?, false)
     }
 
-    /// The same with these versions of libvirt, the source's first.
+    /// Starts both daemons with these versions of libvirt, the source's first.
     ///
     /// # Errors
     /// See [`start`](Self::start).
@@ -259,7 +259,8 @@ impl LibvirtHosts {
         Self::start_with(lab, versions, false)
     }
 
-    /// The same with hosts where QEMU may open userfaultfds, which its own post-copy needs.
+    /// Starts both daemons on hosts where QEMU may open userfaultfds, which its own post-copy
+    /// needs.
     ///
     /// # Errors
     /// See [`start`](Self::start).

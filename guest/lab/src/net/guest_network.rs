@@ -67,7 +67,7 @@ impl GuestNetwork {
         Self::with(1, 1)
     }
 
-    /// As [`new`](Self::new), with so many queues for the guest's card.
+    /// Creates the client and both hosts, with so many queues for the guest's card.
     ///
     /// # Errors
     /// When the kernel does not allow or support it.

@@ -154,7 +154,7 @@ impl Ram {
         self
     }
 
-    /// The same, but a machine that boots has only room for it, and gets it by
+    /// Adds a DIMM, but a machine that boots has only room for it, and gets it by
     /// [`Vm::plug_dimm`](crate::Vm::plug_dimm). A destination has it from the start.
     #[must_use]
     pub fn hot_dimm(mut self, mib: u64) -> Self {

@@ -52,7 +52,7 @@ fn result(exit: &Exit) -> Value {
 
 /// Measures the guest, which must be as before.
 fn measure(vm: &Vm, more: &[&str]) -> Value {
-    let before = QemuState::of(vm);
+    let before = QemuState::of_vm(vm);
     let all: Vec<&str> = [&["--json", "-"], more].concat();
     let found = result(&Program::start("dirty-rate", command(vm, &all)).wait());
     before.assert_unchanged(vm);
@@ -69,7 +69,7 @@ struct Compared {
     found: f64,
     /// By the pages that the workload has written.
     expected: f64,
-    /// The same at its full rate.
+    /// By the pages that the workload has written at its full rate.
     full: f64,
     /// The allowed error, as a part of `full`.
     part: f64,
@@ -251,7 +251,7 @@ fn a_guest_that_writes_in_turn() {
 
 /// Ctrl-C ends it with what was measured; another command is refused until then.
 fn ended_early(vm: &Vm) {
-    let before = QemuState::of(vm);
+    let before = QemuState::of_vm(vm);
     let mut program = start(vm, &["--json", "-", "--seconds", "1000"]);
     let qmp = vm.qmp_path().to_str().unwrap();
     assert_refused(&["dirty-rate", "--qmp", qmp], 1, &["or measuring it"]);
@@ -270,7 +270,7 @@ fn killed(guest: &mut Guest<'_>) {
     let mut program = start(guest.vm(), &["--seconds", "1000"]);
     program.kill();
     program.wait();
-    assert!(!QemuState::of(guest.vm()).has_no_userfaultfd());
+    assert!(!QemuState::of_vm(guest.vm()).has_no_userfaultfd());
     guest.assert_healthy();
     let report = guest.migrate(&MigrationPlan::new("precopy"));
     assert!(report.rounds > 0, "{report:?}");

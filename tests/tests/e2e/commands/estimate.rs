@@ -28,7 +28,7 @@ fn command(name: &str, vm: &Vm, more: &[&str]) -> Command {
 
 /// Runs `estimate`, which leaves the guest as it was: its JSON, which must be as published.
 fn estimate(vm: &Vm, more: &[&str]) -> Value {
-    let before = QemuState::of(vm);
+    let before = QemuState::of_vm(vm);
     let all = [&["--json", "-", "--seconds", "0.5"], more].concat();
     let exit = Program::start("estimate", command("estimate", vm, &all)).wait();
     assert_eq!(exit.code, Some(0), "{exit:?}");

@@ -194,8 +194,8 @@ fn the_end_of_the_session_in_postcopy_costs_nothing() {
     hosts.resume_twice(migrate, &shell.command());
 }
 
-/// The same with a real ssh, whose client is killed. `receive` listens at the address that ssh has
-/// connected to.
+/// A session of a real ssh ends in post-copy: its client is killed. `receive` listens at the
+/// address that ssh has connected to.
 #[test]
 #[ignore = "a real sshd: make test-ssh"]
 fn the_end_of_a_real_session_in_postcopy_costs_nothing() {

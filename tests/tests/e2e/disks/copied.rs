@@ -73,7 +73,7 @@ pub(crate) fn move_with_disk(guest: &mut Guest<'_>, plan: MigrationPlan, from: &
     move_to(guest, plan, there, from, to);
 }
 
-/// The same, to this destination, which has other disks, too.
+/// Moves the guest to this destination, which has other disks, too.
 fn move_to(guest: &mut Guest<'_>, plan: MigrationPlan, there: VmConfig, from: &Disk, to: &Disk) {
     let plan = plan
         .destination_config(there.clone())
@@ -276,7 +276,7 @@ fn what_a_write_of_the_guest_takes_while_its_disk_is_copied() {
     }
 }
 
-/// As [`disks_are_copied_in_each_mode`], with QEMU 7.2.
+/// Disks are copied in each mode by QEMU 7.2.
 #[test]
 #[ignore = "part of `make test-disks`"]
 fn disks_are_copied_by_the_older_qemu() {

@@ -276,7 +276,7 @@ impl Drop for Bound {
     }
 }
 
-/// The same image by another name, without QEMU's locks: nothing is written to it.
+/// The image of the source by another name, without QEMU's locks: nothing is written to it.
 #[test]
 #[ignore = "part of `make test-disks`"]
 fn one_image_at_both_sides_is_refused_by_any_name() {

@@ -192,7 +192,7 @@ impl<'h> Served<'h> {
         let [_, to] = self.hosts;
         let events = self.hosts.map(|host| DomainEvents::record(host).unwrap());
         let report = how.moves(self.env, &self.domain, self.hosts);
-        let events = events.map(|events| events.of("guest").unwrap());
+        let events = events.map(|events| events.of_domain("guest").unwrap());
         self.domain.open_terminal(to).unwrap();
         assert_healthy(&self.domain, to);
         assert!(

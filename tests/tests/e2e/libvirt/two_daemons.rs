@@ -19,7 +19,7 @@ const EVENTS: Events = [
     &["lifecycle: Started Restored", "lifecycle: Resumed Snapshot"],
 ];
 
-/// The same connection of `virsh console` and the same client see all three moves.
+/// One connection of `virsh console` and one client see all three moves.
 #[test]
 fn a_domain_is_moved_in_all_modes() {
     let Some(test) = LibvirtTest::start() else {

@@ -22,7 +22,7 @@ const SLOWLY: [&str; 2] = ["--bandwidth", "100MB"];
 /// Each page fault that reads from the disk was an evicted page.
 const FEWEST_FAULTS: u64 = 20;
 
-/// The same guest in a file on a disk, and in private memory.
+/// A guest in a file on a disk, and in private memory.
 fn machines(workload: Workload) -> [VmConfig; 2] {
     let workload = workload.option("every_ms", 200);
     let on_disk = Ram::new(RamBackend::DiskFile { share: true }, 256).default_name();

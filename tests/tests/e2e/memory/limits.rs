@@ -55,7 +55,7 @@ fn a_guest_that_does_not_fit_into_the_limit_is_refused() {
         };
         let there = guest_with(backend).memory_limit(&too_little).incoming();
         let there = there.start(env.lab(), &format!("limited{number}")).unwrap();
-        let before = QemuState::of(&there);
+        let before = QemuState::of_vm(&there);
         let qmp = there.qmp_path().to_str().unwrap();
         let listen = format!("unix:{}", env.folder().join("listen").display());
         let folder = too_little.folder().display().to_string();

@@ -31,7 +31,7 @@ fn later() -> PathBuf {
     built("HIKKOSHI_LATER")
 }
 
-/// The same, without the versions of this revision.
+/// A later program without the versions of this revision.
 fn apart() -> PathBuf {
     built("HIKKOSHI_APART")
 }

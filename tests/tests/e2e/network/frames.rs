@@ -42,7 +42,7 @@ enum Taps {
     Named,
     /// QEMU gets descriptors, as from libvirt.
     Passed,
-    /// The same, and QEMU is not in their network namespace.
+    /// QEMU gets descriptors, and is not in their network namespace.
     PassedFromNamespace,
 }
 
@@ -107,7 +107,7 @@ impl<'n> Setup<'n> {
         }
     }
 
-    /// The same, and a client that sends lines, of another guest.
+    /// These clients, and one that sends lines, of another guest.
     pub(super) fn with_lines(network: &'n GuestNetwork, config: VmConfig) -> Self {
         Self {
             config,

@@ -102,7 +102,7 @@ fn a_source_completes_from_the_destinations_journal() {
             .receive
             .wait()
             .assert(0, &["could not be notified"]);
-        let traces = QemuState::of(guest.vm());
+        let traces = QemuState::of_vm(guest.vm());
         assert!(!traces.has_no_userfaultfd(), "{traces:?}");
         assert_eq!(migration.journals().len(), 2);
         if done {

@@ -324,7 +324,8 @@ fn cut_links(what: &'static str, mut guest: Guest<'_>, times: [(usize, usize); 2
     drill.finish();
 }
 
-/// The same into huge pages, which arrive in pieces: the pieces of incomplete ones are sent again.
+/// Engines are killed while huge pages arrive in pieces: the pieces of incomplete ones are sent
+/// again.
 #[test]
 #[ignore = "part of `make drills`"]
 fn engines_killed_with_huge_pages() {

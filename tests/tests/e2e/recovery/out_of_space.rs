@@ -22,7 +22,7 @@ const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];
 struct Filler(PathBuf);
 
 impl Filler {
-    fn of(folder: &Path) -> Self {
+    fn in_folder(folder: &Path) -> Self {
         let path = folder.join("filler");
         let file = File::create(&path).unwrap();
         let (mut has, mut more) = (0, u64::MAX);
@@ -66,7 +66,7 @@ fn no_memory_left_in_precopy() {
                 .hold_at(at),
         );
         migration.wait_held();
-        let filler = Filler::of(small.path());
+        let filler = Filler::in_folder(small.path());
         migration.relay().release();
         let (exits, finished) = migration.wait();
         let full = "file system, or the huge-page pool, full?";
@@ -101,7 +101,7 @@ fn no_memory_left_in_postcopy() {
         .hold_at(Breakpoint::after(Pages).nth(200));
     let mut migration = guest.start_migration(&plan);
     migration.wait_held();
-    let mut filler = Filler::of(small.path());
+    let mut filler = Filler::in_folder(small.path());
     migration.relay().release();
     migration.receive.wait_stderr(NO_ROOM);
     // A destination that waits for memory does not stall the link, however long it takes.
@@ -115,7 +115,7 @@ fn no_memory_left_in_postcopy() {
     migration.receive.wait_stderr(ROOM);
 
     // Links are cut while there is no space.
-    filler = Filler::of(small.path());
+    filler = Filler::in_folder(small.path());
     migration.migrate.signal(Signal::CONT);
     migration.receive.wait_stderr_count(NO_ROOM, before + 1);
     migration.relay().reset_links();
@@ -160,7 +160,7 @@ impl JournalMounts {
     }
 
     fn fill(&self, side: Side) -> Filler {
-        Filler::of(self.0[side as usize].path())
+        Filler::in_folder(self.0[side as usize].path())
     }
 }
 

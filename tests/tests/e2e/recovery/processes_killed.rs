@@ -189,7 +189,7 @@ fn destination_qemu_killed_after_ready() {
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
-/// The same with its engine killed, too: a new engine notifies the source.
+/// The destination's QEMU and its engine are killed: a new engine notifies the source.
 #[test]
 fn destination_qemu_and_engine_killed_after_ready() {
     let env = TestEnv::new();
@@ -305,9 +305,9 @@ fn source_qemu_killed_in_postcopy() {
     guest.migrate(&MigrationPlan::new("precopy"));
 }
 
-/// The same with `quit`: QEMU frees its devices and its memory, and the RAM file stays. From then
-/// on the guest requests every page that it works with, and checks it; the other pages follow in
-/// the end. The source's engine stays, or is killed and replaced.
+/// The source's QEMU is ended with `quit`: it frees its devices and its memory, and the RAM file
+/// stays. From then on the guest requests every page that it works with, and checks it; the other
+/// pages follow in the end. The source's engine stays, or is killed and replaced.
 fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
     let env = TestEnv::new();
     // The guest accesses its pages so slowly that most of them are missing when its source has

@@ -82,13 +82,15 @@ fn a_guest_that_powers_off_in_precopy_and_leaves_its_qemu() {
     assert_eq!(guest.vm().status().unwrap(), "shutdown");
 }
 
-/// The same in post-copy: every page arrives, and the guest is not reported to run.
+/// A guest powers off in post-copy and leaves its QEMU: every page arrives, and it is not reported
+/// to run.
 #[test]
 fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
     powers_off_and_leaves_its_qemu(|_| {});
 }
 
-/// The same, if the engine that resumes was not there when QEMU reported it.
+/// A guest powers off in post-copy, and the engine that resumes was not there when QEMU reported
+/// it.
 #[test]
 fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu_before_its_receiver_is_killed() {
     powers_off_and_leaves_its_qemu(|migration| {

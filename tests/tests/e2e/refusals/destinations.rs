@@ -27,7 +27,7 @@ fn a_destination_that_does_not_listen() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, light_guest());
     let qmp = guest.vm().qmp_path().to_str().unwrap().to_owned();
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     // Bound, so that no other process can use the port.
     let (_bound, port) = closed_port();
     let why = [
@@ -144,7 +144,7 @@ fn a_destination_without_enough_memory() {
         .unwrap();
     let qmp = vm.qmp_path().to_str().unwrap();
     let receive = ["receive", "--listen", &env.unused_socket(), "--qmp", qmp];
-    let before = QemuState::of(&vm);
+    let before = QemuState::of_vm(&vm);
     assert_refused(&receive, 1, &["bytes free", "enlarge it"]);
     before.assert_unchanged(&vm);
 }
@@ -155,7 +155,7 @@ fn a_destination_that_does_not_wait_for_a_guest() {
     let guest = start_guest(&env, light_guest());
     let qmp = guest.vm().qmp_path().to_str().unwrap();
     let receive = ["receive", "--listen", &env.unused_socket(), "--qmp", qmp];
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     assert_refused(&receive, 2, &["-incoming defer"]);
     before.assert_unchanged(guest.vm());
     assert_eq!(guest.vm().status().unwrap(), "running");

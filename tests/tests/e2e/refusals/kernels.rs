@@ -23,7 +23,7 @@ fn missing_privileges() {
     let env = TestEnv::new();
     let guest = Guest::boot(&env, light_guest());
     let qmp = guest.vm().qmp_path();
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     // A copy that other users can execute.
     let program = env.folder().join("hikkoshi");
     copy_hikkoshi(&program);
@@ -64,7 +64,7 @@ fn missing_privileges() {
 fn a_kernel_that_cannot_track_writes() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, light_guest());
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     let qmp = guest.vm().qmp_path().to_str().unwrap().to_owned();
     for (feature, parts) in [
         (

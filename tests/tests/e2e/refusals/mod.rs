@@ -33,7 +33,7 @@ fn start_guest(env: &TestEnv, config: VmConfig) -> Guest<'_> {
 
 /// Asserts that `hikkoshi migrate` refuses this guest, and changes nothing.
 fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     let qmp = guest.vm().qmp_path().to_str().unwrap();
     let mut parts = parts.to_vec();
     parts.push(UNCHANGED);

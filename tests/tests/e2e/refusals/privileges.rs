@@ -17,7 +17,7 @@ const NOBODY: u32 = 65534;
 /// What both engines need for a guest whose QEMU, of another user, is not confined.
 const LEAST: [&str; 2] = ["sys_ptrace", "dac_override"];
 
-/// The same for a QEMU with `-sandbox on`.
+/// What both engines need for a guest of a QEMU with `-sandbox on`.
 const SANDBOXED: [&str; 3] = ["sys_ptrace", "dac_override", "sys_admin"];
 
 /// As `CapabilityBoundingSet=` of the units.
@@ -113,7 +113,7 @@ fn a_user_with_two_capabilities_moves_a_guest_of_root() {
     let env = TestEnv::new();
     let user = OtherUser::new(&env);
     let mut guest = Guest::boot(&env, light_guest());
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     let qmp = guest.vm().qmp_path().to_owned();
     for (missing, parts) in [
         ("sys_ptrace", ["CAP_SYS_PTRACE", "nothing was changed"]),
@@ -147,7 +147,7 @@ fn a_confined_qemu_needs_one_more() {
     let user = OtherUser::new(&env);
     let sandboxed = light_guest().arguments(["-sandbox", "on"]);
     let mut guest = Guest::boot(&env, sandboxed);
-    let before = QemuState::of(guest.vm());
+    let before = QemuState::of_vm(guest.vm());
     let qmp = guest.vm().qmp_path().to_owned();
     let command = user.migrate(&LEAST, &qmp);
     assert_command_refused(command, 1, &["CAP_SYS_ADMIN", "seccomp"]);

@@ -24,7 +24,7 @@ const UNCHANGED: &str = "nothing was changed";
 
 pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
     if let (true, Some(qmp)) = (args.print_destination, &args.qmp) {
-        let line = DestinationLine::of(qmp).map_err(|error| not_found(&error))?;
+        let line = DestinationLine::for_guest_at(qmp).map_err(|error| not_found(&error))?;
         streams::to_stdout(&line.for_shell());
         return Ok(ExitStatus::Done);
     }

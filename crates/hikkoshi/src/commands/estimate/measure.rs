@@ -345,7 +345,7 @@ fn guest(
             likely: of(1.0 - part),
             high: of(1.0 - part + error),
         },
-        working_set: WorkingSet::of(measurement),
+        working_set: WorkingSet::of_measurement(measurement),
         vcpus: u32::try_from(checked.guest.cpus).unwrap_or(u32::MAX),
         devices: u32::try_from(checked.devices.len()).unwrap_or(u32::MAX),
         disks: u32::try_from(checked.disks.len()).unwrap_or(u32::MAX),

@@ -22,7 +22,7 @@ pub(super) fn of_object(client: &mut Client, object: &str) -> String {
     found.unwrap_or_default()
 }
 
-/// The same of a network backend.
+/// The process behind the chardev of a network backend, for a message; nothing if it is not found.
 pub(super) fn of_network(client: &Client, name: &str) -> String {
     let found = client.peer().and_then(|pid| {
         let chardev = option(pid, "netdev", "type", name)?;

@@ -15,7 +15,7 @@ use crate::qmp::{Client, QmpError, Version};
 /// The versions that the tests have: their first two numbers.
 const TESTED: [(u32, u32); 3] = [(7, 2), (10, 0), (11, 1)];
 
-/// The same, as the messages name them.
+/// The versions that the tests have, for messages.
 pub(super) const TESTED_NAMES: &str = "7.2, 10.0 and 11.1";
 
 /// From this third number on, a version is a development version of the next minor one: 10.0.50

@@ -25,7 +25,7 @@ pub enum AsynchronousFaultSupport {
 
 impl AsynchronousFaultSupport {
     /// Asks this host's KVM, too, if it is accessible.
-    pub(crate) fn of(processors: &Processors) -> Self {
+    pub(crate) fn of_processors(processors: &Processors) -> Self {
         Self::new(processors, host_offers)
     }
 

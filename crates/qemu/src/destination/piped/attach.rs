@@ -129,7 +129,7 @@ fn attach(
         tracing::warn!("{warning}");
     }
     if !in_use.is_empty() {
-        return Err(AttachError::of(in_use));
+        return Err(AttachError::from_obstacles(in_use));
     }
     let attached = Attached {
         client: None,
@@ -143,7 +143,7 @@ fn attach(
         machine: guest.machine.clone(),
         drains: false,
     };
-    let identity = QemuIdentity::of(monitor, &attached)?;
+    let identity = QemuIdentity::of_attached(monitor, &attached)?;
     Ok((attached, identity))
 }
 

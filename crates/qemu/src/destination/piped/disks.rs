@@ -115,7 +115,7 @@ fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec
             is_whole,
             options,
         } = found;
-        let file = |name: &String| ImageFile::of(pid, name);
+        let file = |name: &String| ImageFile::of_process_file(pid, name);
         let image = file(&disk.file);
         let bytes = image.as_ref().filter(|_| is_whole);
         PipedDisk {
@@ -650,7 +650,8 @@ mod tests {
         let of = |content: &[u8], driver: &str| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), content).unwrap();
-            let image = ImageFile::of(std::process::id(), file.path().to_str().unwrap());
+            let image =
+                ImageFile::of_process_file(std::process::id(), file.path().to_str().unwrap());
             size(driver, &image.unwrap())
         };
         let mut head = [0; 72];

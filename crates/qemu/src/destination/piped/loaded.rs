@@ -41,7 +41,7 @@ pub enum HasRunError {
 
 impl LoadedGuest {
     /// The guest whose device state has these sections.
-    pub(super) fn of(sections: &[u8]) -> Self {
+    pub(super) fn of_sections(sections: &[u8]) -> Self {
         let clock = stream::virtual_clock(sections);
         if clock.is_none() {
             tracing::debug!("the device state has no virtual clock");

@@ -308,7 +308,7 @@ impl PipedStream {
 
     fn load_all(&mut self, state: &[u8], cancel: &CancelFlag) -> Result<(), PipedError> {
         let sections = stream::sections(state)?;
-        self.loaded = LoadedGuest::of(sections);
+        self.loaded = LoadedGuest::of_sections(sections);
         let began = Instant::now();
         let wait = Wait {
             cancel,

@@ -62,7 +62,7 @@ impl StreamPipe {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn of(path: &Path, file: File) -> io::Result<Self> {
+    pub fn of_file(path: &Path, file: File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self {
             path: path.to_owned(),
@@ -94,7 +94,7 @@ impl StreamPipe {
         if let Err(error) = file.try_lock() {
             tracing::debug!(%error, path = %path.display(), "locking a pipe");
         }
-        Self::of(path, file).map(Some)
+        Self::of_file(path, file).map(Some)
     }
 
     /// Puts another pipe in this one's place, for the next program that opens it, and moves this

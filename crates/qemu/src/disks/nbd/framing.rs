@@ -52,13 +52,13 @@ pub(super) fn u16_at(header: &[u8], at: usize) -> u16 {
     bytes.map_or(0, |bytes| u16::from_be_bytes(*bytes))
 }
 
-/// As [`u16_at`].
+/// The number of this width at this place of a header, which is long enough.
 pub(super) fn u32_at(header: &[u8], at: usize) -> u32 {
     let bytes = header.get(at..).and_then(<[u8]>::first_chunk);
     bytes.map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }
 
-/// As [`u16_at`].
+/// The number of this width at this place of a header, which is long enough.
 pub(super) fn u64_at(header: &[u8], at: usize) -> u64 {
     let bytes = header.get(at..).and_then(<[u8]>::first_chunk);
     bytes.map_or(0, |bytes| u64::from_be_bytes(*bytes))

@@ -167,10 +167,10 @@ pub(crate) fn choose(
         true => Value::Null,
         false => left_behind::nodes(client)?,
     };
-    let left_behind = |found: &GuestDisk| LeftBehind::of(&found.disk, &nodes);
+    let left_behind = |found: &GuestDisk| LeftBehind::of_disk(&found.disk, &nodes);
     let (plans, mut notices) = plan(&disks, selection)?;
     let mut chosen = ChosenDisks {
-        owner: client.peer().and_then(Owner::of),
+        owner: client.peer().and_then(Owner::of_process),
         ..ChosenDisks::default()
     };
     let by_name = selection

@@ -259,7 +259,7 @@ fn each_image_that_the_guest_writes_to_is_marked_until_it_is_compared() {
     let found = |name: &str| {
         let path = folder.path().join(name);
         let pid = std::process::id();
-        ImageFile::of(pid, path.to_str().unwrap()).unwrap()
+        ImageFile::of_process_file(pid, path.to_str().unwrap()).unwrap()
     };
     let disks = [
         ("same", DiskPlan::Same, Some(found("same"))),
@@ -276,7 +276,7 @@ fn each_image_that_the_guest_writes_to_is_marked_until_it_is_compared() {
     };
     let chosen = ChosenDisks {
         disks: disks.iter().map(described).collect(),
-        owner: Owner::of(std::process::id()),
+        owner: Owner::of_process(std::process::id()),
         images: disks.iter().map(|(_, _, image)| image.clone()).collect(),
         ..ChosenDisks::default()
     };

@@ -176,7 +176,7 @@ impl Qemu {
         Self::start(program, ram, &all)
     }
 
-    /// The same with this accelerator. `None` if this machine does not have it.
+    /// A usual QEMU with this accelerator. `None` if this machine does not have it.
     pub(crate) fn usual_under(program: &Program, accelerator: &str, more: &str) -> Option<Self> {
         if accelerator == "kvm" && File::options().write(true).open("/dev/kvm").is_err() {
             return None;
@@ -192,7 +192,7 @@ impl Qemu {
         Self::start_under(program, &accelerator(), ram, options)
     }
 
-    /// The same under this accelerator.
+    /// Starts QEMU under this accelerator with just these options.
     pub(crate) fn start_under(
         program: &Program,
         accelerator: &str,

@@ -30,7 +30,7 @@ fn disks_are_compared_with_those_of_a_destination() {
         .start(env.lab(), "asked")
         .unwrap();
     let (mut receive, invitation) = waiting_receiver(&env, &there);
-    let before = [Unchanged::of(guest.vm()), Unchanged::of(&there)];
+    let before = [Unchanged::of_vm(guest.vm()), Unchanged::of_vm(&there)];
     let qmp = guest.vm().qmp_path();
     let json_of = |code, more: &[&str]| -> Value {
         let object = run(qmp, code, &[more, &["--json", "-"]].concat());
@@ -99,10 +99,10 @@ struct There {
 
 impl There {
     fn with(env: &TestEnv, guest: &Vm, disk: Disk, name: &str) -> Self {
-        Self::of(env, guest, idle_guest().disk(disk), name)
+        Self::start(env, guest, idle_guest().disk(disk), name)
     }
 
-    fn of(env: &TestEnv, guest: &Vm, there: VmConfig, name: &str) -> Self {
+    fn start(env: &TestEnv, guest: &Vm, there: VmConfig, name: &str) -> Self {
         let there = there.console(guest.console().clone()).incoming();
         let there = there.start(env.lab(), name).unwrap();
         let (receive, invitation) = waiting_receiver(env, &there);
@@ -117,7 +117,7 @@ impl There {
     /// Both `check` and `migrate` refuse the guest, which stays as it is, and name these.
     fn refuses(&mut self, guest: &Vm, options: &[&str], parts: &[&str]) {
         let qmp = guest.qmp_path();
-        let before = Unchanged::of(guest);
+        let before = Unchanged::of_vm(guest);
         let to = ["--to", &self.invitation];
         let text = run(qmp, 1, &[&to, options].concat());
         for part in parts {
@@ -208,7 +208,7 @@ fn a_disk_in_a_shared_folder_is_known_by_its_mark() {
             .arguments(["-device", "virtio-blk-pci,drive=disk,id=disk-device"])
     };
     let guest = config(&views[0], &image).start(env.lab(), "guest").unwrap();
-    let there = |view, image, name| There::of(&env, &guest, config(view, image), name);
+    let there = |view, image, name| There::start(&env, &guest, config(view, image), name);
     let unknown = "it is not known whether the destination has the same: disk-device";
     there(&views[1], &other, "other").refuses(&guest, &[], &[unknown, " on fuse at the source"]);
     there(&views[2], &image, "unmarked").refuses(&guest, &[], &[unknown]);

@@ -40,14 +40,14 @@ struct Unchanged {
 }
 
 impl Unchanged {
-    fn of(vm: &Vm) -> Self {
+    fn of_vm(vm: &Vm) -> Self {
         let query = |command, arguments| vm.qmp().execute(command, arguments).unwrap();
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", vm.pid())).unwrap();
         let of_files = |line: &&str| {
             (line.contains('/') || line.contains("rw-s")) && !line.contains("/qemu/accel-")
         };
         Self {
-            state: QemuState::of(vm),
+            state: QemuState::of_vm(vm),
             objects: query("qom-list", json!({ "path": "/objects" })),
             descriptors: query("query-fdsets", json!({})),
             run_state: vm.status().unwrap(),
@@ -57,7 +57,7 @@ impl Unchanged {
 
     fn assert(&self, vm: &Vm) {
         self.state.assert_unchanged(vm);
-        assert_eq!(*self, Self::of(vm));
+        assert_eq!(*self, Self::of_vm(vm));
     }
 }
 
@@ -78,7 +78,7 @@ fn json_of(qmp: &Path, code: i32) -> Value {
 
 /// Checks a guest that must stay unchanged: the JSON, and the text.
 fn check(vm: &Vm, code: i32) -> (Value, String) {
-    let before = Unchanged::of(vm);
+    let before = Unchanged::of_vm(vm);
     // Nothing can be injected into QEMU.
     let found = KernelFeature::Tracing.run_without(|| {
         let qmp = vm.qmp_path();

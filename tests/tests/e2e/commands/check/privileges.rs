@@ -21,7 +21,7 @@ fn another_user() {
     std::fs::set_permissions(qmp, std::fs::Permissions::from_mode(0o777)).unwrap();
     let program = env.folder().join("hikkoshi");
     copy_hikkoshi(&program);
-    let before = Unchanged::of(guest.vm());
+    let before = Unchanged::of_vm(guest.vm());
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command
@@ -48,7 +48,7 @@ fn a_sandboxed_qemu_and_hikkoshi_under_seccomp() {
     let found = json_of(qmp, 0);
     let all = json!(["precopy", "postcopy", "hybrid"]);
     assert_eq!(found["modes"], all, "{found}");
-    let before = Unchanged::of(guest.vm());
+    let before = Unchanged::of_vm(guest.vm());
     let reason = "suspending its filter needs a program that does not run under seccomp itself";
     run_under_seccomp(|| {
         let found = json_of(qmp, 0);
