@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Disk, GuestNetwork, Lab, Ram, RamBackend, Vm, VmConfig};
+use hikkoshi_lab::{Disk, Lab, Ram, RamBackend, Vm, VmConfig};
 use serde_json::json;
 
 use super::guest::{LINE, images, workload};
@@ -16,7 +16,7 @@ use crate::measure::{join, serve};
 use crate::meter::MigrationTimeline;
 use crate::mover::HikkoshiMigration;
 use crate::plan::Variant;
-use crate::testbed::{DESTINATION, LONG, Network, Testbed};
+use crate::testbed::{LONG, Testbed};
 
 /// How long the guest writes before it is moved, without what the clients wait.
 pub(super) const WARM_UP: Duration = Duration::from_secs(3);
@@ -79,41 +79,11 @@ fn sample(vm: &Vm) -> Option<Sample> {
 }
 
 /// Starts a [`Testbed`] with an image for each host.
-fn boot(
-    lab: Lab,
-    sizes: Sizes,
-    [from, to]: [&Disk; 2],
-    args: &Args,
-) -> Result<Testbed, BenchError> {
-    let guest_network = GuestNetwork::new()?;
-    let hosts = (
-        guest_network.source().clone(),
-        guest_network.destination().clone(),
-    );
-    let network = Network::between(hosts, LINE, args.congestion.as_deref())?;
+fn boot(lab: Lab, sizes: Sizes, disks: [&Disk; 2], args: &Args) -> Result<Testbed, BenchError> {
     // As libvirt's default.
     let config = VmConfig::new()
         .ram(Ram::new(RamBackend::Default, sizes.memory_mib))
-        .workload(workload())
-        .nic(guest_network.nic());
-    let source = config
-        .clone()
-        .disk(from.clone())
-        .namespace(network.source())
-        .start(&lab, "source")?;
-    let destination = config
-        .disk(to.clone())
-        .namespace(network.destination())
-        .console(source.console().clone())
-        .incoming()
-        .start(&lab, DESTINATION)?;
-    source.wait_ready()?;
-    source.wait_output(LONG)?;
-    Ok(Testbed {
-        lab,
-        network,
-        source,
-        destination,
-        guest_network: Some(guest_network),
-    })
+        .workload(workload());
+    let configs = disks.map(|disk| config.clone().disk(disk.clone()));
+    Testbed::start_each(lab, configs, (LINE, args.congestion.as_deref()), true)
 }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use hikkoshi_lab::{Lab, Pattern, Ram, VmConfig, Workload};
+use hikkoshi_lab::{
+    Disk, DiskContent, DiskFormat, DiskImage, Lab, Pattern, Ram, VmConfig, Workload,
+};
 use serde::Serialize;
 
 use super::SLOW;
@@ -19,6 +21,9 @@ const WRITTEN_MIB: u64 = 200;
 const MUCH_MIB: u64 = 350;
 /// What the workload of the Debian guest fills and writes to, MiB; redis writes, too.
 const DEBIAN_MIB: u64 = 64;
+/// The disk that is copied, and the file on it that the guest writes to, MiB. The rest are zeros.
+const DISK_MIB: u64 = 512;
+const FILE_MIB: u64 = 192;
 /// Time between two reports of the guest, ms.
 const REPORT_MS: u64 = 100;
 
@@ -44,10 +49,12 @@ pub(super) enum Writer {
     Above,
     /// Two virtual processors write pages at random.
     Two,
+    /// Writes pages at random, and 1 MiB a second to its disk, which is copied.
+    Disk,
 }
 
 impl Writer {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Idle,
         Self::Random,
         Self::Sequential,
@@ -57,14 +64,20 @@ impl Writer {
         Self::Near,
         Self::Above,
         Self::Two,
+        Self::Disk,
     ];
+
+    /// Whether its disks are copied. What that takes is not predicted.
+    pub(super) fn copies_disks(self) -> bool {
+        self == Self::Disk
+    }
 
     /// Whether it is moved over this line: the last three over 1 Gbit/s only, which is what the
     /// guest's rate is compared with, and some over the slowest line.
     pub(super) fn is_moved_over(self, line: NetworkKind) -> bool {
         match (self, line) {
             (Self::Near | Self::Above | Self::Two, _) => line == NetworkKind::Gbit(1),
-            (Self::Sequential | Self::Hotspot, SLOW) => false,
+            (Self::Sequential | Self::Hotspot | Self::Disk, SLOW) => false,
             _ => true,
         }
     }
@@ -81,6 +94,14 @@ impl Writer {
             Self::Near => Workload::dirty(MUCH_MIB).rate(24_000),
             Self::Above => Workload::dirty(MUCH_MIB).rate(60_000),
             Self::Two => dirty.rate(6000).threads(2),
+            Self::Disk => dirty
+                .rate(6000)
+                .option("mount", "/dev/vda")
+                .option("disk", "/disk/blocks")
+                .option("disk_chunk_kib", 64)
+                .option("disk_mib", 4)
+                .option("disk_write", 100)
+                .option("disk_rate", 16),
         };
         workload.option("every_ms", REPORT_MS)
     }
@@ -94,10 +115,27 @@ impl Writer {
         let config = match self {
             Self::Redis => attach_debian(&lab, config)?,
             Self::Two => config.cpus(2),
+            Self::Disk => {
+                let configs = disks(&lab)?.map(|disk| config.clone().disk(disk));
+                return Testbed::start_each(lab, configs, (line, None), false);
+            }
             _ => config,
         };
         Testbed::start(lab, config, (line, None), self == Self::Redis)
     }
+}
+
+/// The disk of the source, and the blank one of the destination.
+fn disks(lab: &Lab) -> Result<[Disk; 2], BenchError> {
+    let content = DiskContent::FileSystem {
+        mib: DISK_MIB,
+        blocks_mib: FILE_MIB,
+    };
+    let format = DiskFormat::Qcow2;
+    Ok([
+        Disk::new(DiskImage::new(lab, "from", format, content)?),
+        Disk::new(DiskImage::blank(lab, None, "to", format, content)?),
+    ])
 }
 
 impl fmt::Display for Writer {
@@ -112,6 +150,7 @@ impl fmt::Display for Writer {
             Self::Near => "near",
             Self::Above => "above",
             Self::Two => "two",
+            Self::Disk => "disk",
         })
     }
 }

@@ -88,7 +88,7 @@ fn cases() -> Vec<Case> {
             let modes: &[&'static str] = match (line, guest) {
                 (NetworkKind::Gbit(1), _) => &MODES,
                 (SLOW, Writer::Random) => &["postcopy", "hybrid"],
-                (_, Writer::Idle | Writer::Random | Writer::Hotspot) => &MODES,
+                (_, Writer::Idle | Writer::Random | Writer::Hotspot | Writer::Disk) => &MODES,
                 (NetworkKind::Mbit(_), _) => &["hybrid"],
                 _ => &["precopy", "hybrid"],
             };
@@ -204,7 +204,10 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
     let max_downtime = args.max_downtime.to_string();
     let options = ["--max-downtime", &max_downtime, "--seconds", SECONDS];
     let waiting = HikkoshiMigration::receive(&testbed, program, Variant::Plain)?;
-    moved.prediction = estimate(&testbed, program, &options)?;
+    let copies_disks = case.guest.copies_disks();
+    if !copies_disks {
+        moved.prediction = estimate(&testbed, program, &options)?;
+    }
     // Before the guest is moved.
     let file = args.json.with_extension("predictions.jsonl");
     append(
@@ -220,7 +223,7 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
         case.mode,
         Variant::Plain,
         args,
-        &[],
+        if copies_disks { &["--copy-disks"] } else { &[] },
     )?
     // Pre-copy is cancelled if it does not converge; the other modes end by themselves.
     .finish((case.mode == "precopy").then(|| {

@@ -223,10 +223,12 @@ pub(super) fn time_left(moves: &[Moved]) -> Table {
     let mut lines: BTreeMap<String, Vec<TimeLeft>> = BTreeMap::new();
     for moved in moves.iter().filter(|moved| !moved.account.is_null()) {
         let of = TimeLeft::of_move(moved);
-        lines
-            .entry(line_name(moved.case.line))
-            .or_default()
-            .push(of.clone());
+        let line = line_name(moved.case.line);
+        let line = match moved.case.guest.copies_disks() {
+            true => format!("{line}, with disks"),
+            false => line,
+        };
+        lines.entry(line).or_default().push(of.clone());
         lines.entry("all".to_owned()).or_default().push(of);
     }
     let row = |(line, of): (String, Vec<TimeLeft>)| {

@@ -80,26 +80,33 @@ impl Testbed {
     pub(crate) fn start(
         lab: Lab,
         config: VmConfig,
+        line: (NetworkKind, Option<&str>),
+        network_card: bool,
+    ) -> Result<Self, BenchError> {
+        Self::start_each(lab, [config.clone(), config], line, network_card)
+    }
+
+    /// As [`start`](Self::start), of a guest whose machines on the two hosts have other disks.
+    pub(crate) fn start_each(
+        lab: Lab,
+        configs: [VmConfig; 2],
         (line, congestion): (NetworkKind, Option<&str>),
         network_card: bool,
     ) -> Result<Self, BenchError> {
-        let (guest_network, network, config) = if network_card {
+        let (guest_network, network, [here, there]) = if network_card {
             let guest_network = GuestNetwork::new()?;
             let hosts = (
                 guest_network.source().clone(),
                 guest_network.destination().clone(),
             );
             let network = Network::between(hosts, line, congestion)?;
-            let config = config.nic(guest_network.nic());
-            (Some(guest_network), network, config)
+            let configs = configs.map(|config| config.nic(guest_network.nic()));
+            (Some(guest_network), network, configs)
         } else {
-            (None, Network::new(line, congestion)?, config)
+            (None, Network::new(line, congestion)?, configs)
         };
-        let source = config
-            .clone()
-            .namespace(network.source())
-            .start(&lab, "source")?;
-        let destination = config
+        let source = here.namespace(network.source()).start(&lab, "source")?;
+        let destination = there
             .namespace(network.destination())
             .console(source.console().clone())
             .incoming()
