@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Mode, WhenStalled};
+use hikkoshi_engine::{LimitChange, MAX_DOWNTIME, Mode, WhenStalled};
 use hikkoshi_wire::Frame;
 
 use crate::machine::{Machine, Side};
@@ -204,4 +205,61 @@ fn the_guest_is_not_paused_because_of_an_estimate() {
     let done = setup.run();
     let (source, _) = done.moved(true);
     assert!(source.rounds >= 5, "{} rounds", source.rounds);
+}
+
+/// The log of a large guest is read while the guest is paused. Here, reading it once takes 100 ms
+/// or more: the guest is not paused with a limit of 150 ms, however little it writes, and the message
+/// names a limit with which it is.
+#[test]
+fn a_guest_whose_log_takes_longer_than_the_downtime_is_not_paused() {
+    let says = "pre-copy does not converge: however little is dirty, the paused guest would wait \
+                for about ";
+    let slow = |when_stalled| {
+        let mut setup = Setup::with(Mode::Precopy, &layout(&LAYOUT), &layout(&LAYOUT), true);
+        setup.machine.stop(Side::Source, Duration::from_secs(20));
+        setup.options.max_downtime = Duration::from_millis(150);
+        setup.options.max_rounds = 2;
+        setup.options.when_stalled = when_stalled;
+        setup.options.set_command = "hikkoshi set web".into();
+        setup.source.script.at("peek", || {
+            thread::sleep(Duration::from_millis(100));
+            Ok(())
+        });
+        setup
+    };
+
+    let done = slow(WhenStalled::Stop).run();
+    assert_eq!(done.source_calls.count("pause"), 0);
+    let (source, _) = done.at_source();
+    assert!(source.starts_with(says), "{source}");
+
+    let (source, _) = slow(WhenStalled::Switch).run().moved(true);
+    assert!(source.postcopy);
+
+    // It is said after the first round already. In the second one, a higher limit is set.
+    let mut setup = slow(WhenStalled::Continue);
+    setup.options.max_rounds = 1000;
+    let (control, script) = (
+        setup.source_control.clone(),
+        Arc::clone(&setup.source.script),
+    );
+    setup.source.script.at("take", move || {
+        if script.count("peek") > 0 {
+            // Refused while it is decided about the pause.
+            let _ = control.change(LimitChange {
+                max_downtime: Some(MAX_DOWNTIME),
+                ..LimitChange::default()
+            });
+        }
+        Ok(())
+    });
+    let done = setup.run();
+    let notices = done.notices.all();
+    assert_eq!(notices.matches(says).count(), 1, "{notices}");
+    assert!(
+        notices.contains("; continuing (`hikkoshi set web --max-downtime "),
+        "{notices}"
+    );
+    let (source, _) = done.moved(true);
+    assert!(!source.postcopy);
 }

@@ -62,6 +62,9 @@ pub struct NotConverging {
     /// The limit of the downtime with which they would likely converge. `None`: it would be longer
     /// than [`MAX_DOWNTIME`].
     pub downtime: Option<Duration>,
+    /// For how long the paused guest would wait until its dirty log is read, if that alone is more
+    /// than the downtime allows. Fewer dirty pages do not change that.
+    pub slow_log: Option<Duration>,
 }
 
 impl NotConverging {
@@ -92,6 +95,15 @@ impl NotConverging {
 
 impl fmt::Display for NotConverging {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(reading) = self.slow_log {
+            return write!(
+                f,
+                "pre-copy does not converge: however little is dirty, the paused guest would wait \
+                 for about {} ms until its dirty log is read, which is longer than the downtime \
+                 allowed",
+                reading.as_millis()
+            );
+        }
         write!(
             f,
             "pre-copy does not converge: after {} rounds about {} MiB are still dirty, and at {} \
@@ -126,14 +138,30 @@ impl Convergence {
             && !(round < options.max_rounds && self.worth_another_round(dirty, before, drain))
     }
 
-    /// Whether so many pages can be sent within the downtime. The pause takes a `drain` of it, or
-    /// another time until they are sent.
-    #[allow(clippy::cast_precision_loss)]
+    /// Whether so many pages can be sent within the downtime. The pause takes a `drain` of it.
     pub fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
-        let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
-        // There is no budget for storage that takes longer than that to drain.
-        let budget = budget.saturating_sub(drain).max(downtime / 10);
-        (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * budget.as_secs_f64()
+        self.may_pause(dirty, downtime, drain, Duration::ZERO)
+    }
+
+    /// Whether the guest may be paused: as many pages [fit](Self::fits), although the paused guest also
+    /// waits until its log is read.
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn may_pause(
+        &self,
+        dirty: u64,
+        downtime: Duration,
+        drain: Duration,
+        reading: Duration,
+    ) -> bool {
+        if is_slow_log(reading, downtime) {
+            return false;
+        }
+        let mut rest = budget(downtime).saturating_sub(reading);
+        if !drain.is_zero() {
+            // There is no budget for storage that takes longer than that to drain.
+            rest = rest.saturating_sub(drain).max(downtime / 10);
+        }
+        (dirty * hikkoshi_pages::PAGE_BYTES) as f64 <= self.rate * rest.as_secs_f64()
     }
 
     /// Whether another round makes the downtime much shorter: the last one sent
@@ -156,14 +184,13 @@ impl Convergence {
         self.left.push_back(bytes / self.rate.max(1.0));
     }
 
-    /// The limit of the downtime with which the next rounds likely [fit](Self::fits). `None`: none
-    /// that can be set.
-    fn sufficient_downtime(&self, drain: Duration) -> Option<Duration> {
+    /// The limit of the downtime with which the guest [may likely be paused](Self::may_pause) after
+    /// the next rounds. `None`: none that can be set.
+    fn sufficient_downtime(&self, drain: Duration, reading: Duration) -> Option<Duration> {
         let most = self.left.iter().copied().fold(0.0, f64::max);
-        let sending = Duration::try_from_secs_f64(most * MARGIN).unwrap_or(Duration::MAX);
-        let downtime = sending
-            .saturating_add(SWITCHOVER_COST)
-            .saturating_add(drain);
+        let varies = (most + reading.as_secs_f64()) * MARGIN;
+        let varies = Duration::try_from_secs_f64(varies).unwrap_or(Duration::MAX);
+        let downtime = varies.saturating_add(SWITCHOVER_COST).saturating_add(drain);
         // Two digits.
         let step = match downtime {
             long if long >= Duration::from_secs(10) => 1000,
@@ -175,8 +202,15 @@ impl Convergence {
         (rounded <= MAX_DOWNTIME).then_some(rounded)
     }
 
-    /// What is wrong with a migration that still has `dirty` dirty pages after `rounds` rounds.
-    pub(crate) fn failure(&self, rounds: u32, dirty: u64, drain: Duration) -> NotConverging {
+    /// What is wrong with a migration that still has `dirty` dirty pages after `rounds` rounds, and
+    /// whose guest [may not be paused](Self::may_pause).
+    pub(crate) fn failure(
+        &self,
+        (rounds, dirty): (u32, u64),
+        downtime: Duration,
+        drain: Duration,
+        reading: Duration,
+    ) -> NotConverging {
         // Rates and sizes in MiB: far inside the range.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let mib_per_second = (self.rate / (1 << 20) as f64) as u64;
@@ -184,9 +218,21 @@ impl Convergence {
             rounds,
             dirty_mib: (dirty * hikkoshi_pages::PAGE_BYTES) >> 20,
             mib_per_second,
-            downtime: self.sufficient_downtime(drain),
+            downtime: self.sufficient_downtime(drain, reading),
+            slow_log: is_slow_log(reading, downtime).then_some(reading),
         }
     }
+}
+
+/// The part of the downtime in which pages can be sent.
+fn budget(downtime: Duration) -> Duration {
+    downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2)
+}
+
+/// Whether the paused guest would wait for too long until its log is read. A downtime shorter than
+/// the switchover itself is kept by no migration, so a log that is read within that time is quick.
+fn is_slow_log(reading: Duration, downtime: Duration) -> bool {
+    reading > budget(downtime).max(SWITCHOVER_COST)
 }
 
 #[cfg(test)]
@@ -215,6 +261,32 @@ mod tests {
         assert!(fast().fits(20_000, DOWNTIME, drain));
     }
 
+    /// The guest waits for the log while it is paused: a log that takes longer than the downtime
+    /// leaves no time for pages, and none for a pause.
+    #[test]
+    fn reading_the_log_counts_as_downtime() {
+        let ms = Duration::from_millis;
+        let may_pause = |dirty, downtime, reading| {
+            let none = Duration::ZERO;
+            let failure = fast().failure((1, dirty), ms(downtime), none, ms(reading));
+            let may = fast().may_pause(dirty, ms(downtime), none, ms(reading));
+            assert!(!may || failure.slow_log.is_none());
+            (may, failure.slow_log.is_some())
+        };
+        // 1 ms is 262 pages.
+        assert_eq!(may_pause(21_000, 300, 200), (false, false));
+        assert_eq!(may_pause(20_900, 300, 200), (true, false));
+        assert_eq!(may_pause(0, 150, 130), (true, false));
+        assert_eq!(may_pause(1, 150, 130), (false, false));
+        assert_eq!(may_pause(0, 150, 200), (false, true));
+        // No downtime is that short.
+        assert_eq!(may_pause(0, 1, 20), (true, false));
+        assert_eq!(may_pause(0, 1, 21), (false, true));
+        // Storage that takes long to drain does not make it longer.
+        let slow_storage = |reading| fast().may_pause(3900, ms(150), ms(500), ms(reading));
+        assert!(slow_storage(120) && !slow_storage(200));
+    }
+
     /// Guests and lines that differ from round to round by a quarter, at random.
     #[test]
     fn the_downtime_that_is_named_suffices_in_19_of_20_cases() {
@@ -230,23 +302,25 @@ mod tests {
             // From 4 MiB to 4 GiB, at 20 MiB to 10 GiB a second: a downtime that can be set.
             let (dirty, rate) = (between(1 << 10, 1 << 20), between(20 << 20, 10 << 30));
             let drain = Duration::from_millis(between(0, 50));
+            let reading = Duration::from_millis(between(0, 50));
             let mut convergence = Convergence::default();
             let mut round = |convergence: &mut Convergence| {
                 let rate = rate * between(75, 125) / 100;
                 convergence.measure(rate, Duration::from_secs(1));
                 let left = dirty * between(75, 125) / 100;
                 convergence.leaves(left);
-                left
+                let varies = u32::try_from(between(75, 125)).unwrap();
+                (left, reading * varies / 100)
             };
             for _ in 0..30 {
                 round(&mut convergence);
             }
-            let downtime = convergence.failure(30, dirty, drain).downtime;
-            let downtime = downtime.unwrap();
+            let failure = convergence.failure((30, dirty), Duration::ZERO, drain, reading);
+            let downtime = failure.downtime.unwrap();
             // The next two.
             let mut fits = || {
-                let left = round(&mut convergence);
-                convergence.fits(left, downtime, drain)
+                let (left, reading) = round(&mut convergence);
+                convergence.may_pause(left, downtime, drain, reading)
             };
             suffices += u32::from(fits() || fits());
             // And is not much more than that.
@@ -261,16 +335,20 @@ mod tests {
     #[test]
     fn no_downtime_is_named_that_cannot_be_set() {
         let mut convergence = fast();
+        let fails = |convergence: &Convergence| {
+            let none = Duration::ZERO;
+            convergence.failure((3, 1), DOWNTIME, none, none)
+        };
         let longest = |seconds: u64| (seconds << 30) / hikkoshi_pages::PAGE_BYTES;
         convergence.leaves(longest(470));
-        let failure = convergence.failure(3, 1, Duration::ZERO);
+        let failure = fails(&convergence);
         assert_eq!(failure.downtime, Some(Duration::from_secs(588)));
         assert_eq!(
             failure.advice_now("hikkoshi set web"),
             "`hikkoshi set web --max-downtime 588000` likely lets it converge, Ctrl-C cancels"
         );
         convergence.leaves(longest(1024));
-        let failure = convergence.failure(3, 1, Duration::ZERO);
+        let failure = fails(&convergence);
         assert_eq!(failure.downtime, None);
         for advice in [failure.advice(), failure.advice_now("hikkoshi set web")] {
             let says = "no downtime that can be set suffices: use --mode hybrid";

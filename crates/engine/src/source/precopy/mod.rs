@@ -61,6 +61,8 @@ pub(crate) struct Precopy {
     convergence: Convergence,
     /// The pages that were dirty after the last round.
     dirty: u64,
+    /// How long the guest's disks take to drain, as last measured.
+    drain: Duration,
     /// For how long the paused guest waits until the log is read, as last measured.
     reading: Duration,
     /// That it does not converge was reported.
@@ -100,6 +102,7 @@ impl Precopy {
             rounds: 0,
             convergence: Convergence::default(),
             dirty: shared.ram.layout().pages(),
+            drain: Duration::ZERO,
             reading: Duration::ZERO,
             warned: false,
             rest: RoundRest::default(),
@@ -136,7 +139,7 @@ impl Precopy {
             self.shared.check()?;
             disks::check(&self.shared, guest)?;
 
-            let drain = drained
+            self.drain = drained
                 .as_ref()
                 .map_or(Duration::ZERO, DrainedRounds::drain_time);
             // The log is not read after each round: that would be a pass over all memory. But the
@@ -152,7 +155,7 @@ impl Precopy {
                     max_downtime,
                     ..options.clone()
                 };
-                (self.convergence).has_converged(&options, round, dirty, expected, drain)
+                (self.convergence).has_converged(&options, round, dirty, expected, self.drain)
             };
             let mut is_counted = false;
             if options.mode == Mode::Precopy
@@ -170,33 +173,36 @@ impl Precopy {
             if let Some(result) = ended {
                 return Ok(result);
             }
-            self.check_rounds(options, drain)?;
+            self.check_rounds(options)?;
         }
         unreachable!("a u32 of rounds takes centuries");
     }
 
     /// After a round, or the check before the pause, that leaves too much: fails if there may be no
-    /// further rounds, or reports once that there were too many.
-    fn check_rounds(
-        &mut self,
-        options: &SourceOptions,
-        drain: Duration,
-    ) -> Result<(), SourceFailure> {
-        if self.rounds < options.max_rounds {
+    /// further rounds, or reports once that there were too many, or that more do not help.
+    fn check_rounds(&mut self, options: &SourceOptions) -> Result<(), SourceFailure> {
+        let downtime = self.shared.control.max_downtime();
+        let what = self.convergence.failure(
+            (self.rounds, self.dirty),
+            downtime,
+            self.drain,
+            self.reading,
+        );
+        let are_over = self.rounds >= options.max_rounds;
+        if !are_over && what.slow_log.is_none() {
             return Ok(());
         }
-        let what = self.convergence.failure(self.rounds, self.dirty, drain);
         match options.when_stalled {
             // It has ended.
-            WhenStalled::Switch => {}
-            WhenStalled::Stop => return Err(SourceFailure::NotConverging { what }),
-            WhenStalled::Continue if !self.warned => {
+            WhenStalled::Switch if are_over => {}
+            WhenStalled::Stop if are_over => return Err(SourceFailure::NotConverging { what }),
+            _ if !self.warned => {
                 self.warned = true;
                 let advice = what.advice_now(&options.set_command);
                 let text = format!("{what}; continuing ({advice})");
                 self.shared.observer.notice(&text);
             }
-            WhenStalled::Continue => {}
+            _ => {}
         }
         Ok(())
     }
@@ -235,25 +241,28 @@ impl Precopy {
     ///
     /// Each time the log is read twice while the guest runs: it is taken, and then counted. A pass
     /// over the page tables of 16 GiB takes some 20 ms (docs/dirty-logging.md); up to four threads
-    /// share it. The paused guest waits for two such passes, which therefore count here.
+    /// share it. The paused guest waits for two such passes, too, which therefore count here.
     pub(crate) fn begin_last_round(
         &mut self,
         guest: &dyn SourceGuest,
     ) -> Result<bool, SourceFailure> {
         let is_drained = guest.needs_drain();
         for _ in 0..TRIES {
+            let mut take = Duration::ZERO;
             if !is_drained {
                 let (begun, sent) = (Instant::now(), self.sent());
                 let batch = self.begin_round()?;
+                take = begun.elapsed();
                 self.finish_round(batch)?;
                 self.convergence
                     .measure(self.sent() - sent, begun.elapsed());
             }
             let begun = Instant::now();
             self.dirty = self.dirty_runs()?.iter().map(|run| run.len()).sum();
-            self.reading = 2 * begun.elapsed();
+            let peek = begun.elapsed();
+            self.reading = take.max(peek) + peek;
             let limit = self.shared.control.max_downtime();
-            if self.convergence.fits(self.dirty, limit, self.reading) {
+            if (self.convergence).may_pause(self.dirty, limit, self.drain, self.reading) {
                 return Ok(true);
             }
             if is_drained {
@@ -281,7 +290,7 @@ impl Precopy {
             return Ok(Some(result));
         }
         self.convergence.leaves(self.dirty);
-        self.check_rounds(options, self.reading)?;
+        self.check_rounds(options)?;
         Ok(None)
     }
 
