@@ -135,14 +135,23 @@ impl JournalLock {
 }
 
 /// The lock file at `path`, if it is this process's standard input: the process that has started
-/// this one has passed its lock on.
+/// this one has passed its lock on. Afterwards the standard input is empty: the lock is held as
+/// long as the returned file is open.
 fn inherited(path: &Path) -> Option<File> {
     let given = File::from(io::stdin().as_fd().try_clone_to_owned().ok()?);
     let (ours, there) = (
         given.metadata().ok()?,
         std::fs::symlink_metadata(path).ok()?,
     );
-    ((ours.dev(), ours.ino()) == (there.dev(), there.ino())).then_some(given)
+    if (ours.dev(), ours.ino()) != (there.dev(), there.ino()) {
+        return None;
+    }
+    let closed = File::open("/dev/null").and_then(|null| Ok(rustix::stdio::dup2_stdin(&null)?));
+    if let Err(error) = closed {
+        // Then it is held until this process ends.
+        tracing::debug!(error = %Report::new(&error), "closing the standard input");
+    }
+    Some(given)
 }
 
 /// Whether a process works with `journal`. Makes no lock file.
@@ -187,6 +196,38 @@ fn timeout(journal: &Path) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::env;
+    use std::process::Command;
+
+    /// The journal whose lock the started process gets.
+    const JOURNAL: &str = "HIKKOSHI_TEST_PASSED_ON";
+
+    /// The process that gets it is this test, again.
+    #[test]
+    fn a_lock_that_was_passed_on_is_taken_over() {
+        if let Some(journal) = env::var_os(JOURNAL) {
+            let lock = JournalLock::try_acquire(Path::new(&journal)).unwrap();
+            let lock = lock.unwrap().file.metadata().unwrap();
+            let input = std::fs::metadata("/proc/self/fd/0").unwrap();
+            assert_ne!(lock.ino(), input.ino(), "it is held twice");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("journal.json");
+        let lock = JournalLock::try_acquire(&journal).unwrap().unwrap();
+        let mut other = Command::new(env::current_exe().unwrap());
+        let name = "journal::lock::tests::a_lock_that_was_passed_on_is_taken_over";
+        other.args(["--exact", name]).env(JOURNAL, &journal);
+        // Without it, the lock is held by another process.
+        for (passes, expected) in [(false, false), (true, true)] {
+            if passes {
+                other.stdin(lock.to_pass_on().unwrap());
+            }
+            let output = other.output().unwrap();
+            assert_eq!(output.status.success(), expected, "{output:?}");
+        }
+        assert!(is_held(&journal).unwrap());
+    }
 
     /// As `status --watch` does each second.
     #[test]

@@ -52,6 +52,8 @@ pub(super) struct Children {
     advertised: Address,
     max_guests: usize,
     open_files: OpenFiles,
+    /// The program of a receiver.
+    pub(super) program: PathBuf,
     state: Arc<Mutex<State>>,
 }
 
@@ -92,6 +94,7 @@ impl Children {
             advertised,
             max_guests,
             open_files,
+            program: own_executable::SELF.into(),
             state: Arc::default(),
         }
     }
@@ -267,7 +270,7 @@ impl Children {
 
     /// The command for a receiver of the guest.
     pub(super) fn command(&self, name: &str) -> Command {
-        let mut command = own_executable::command();
+        let mut command = own_executable::command_of(&self.program);
         command
             .args([
                 "receive",

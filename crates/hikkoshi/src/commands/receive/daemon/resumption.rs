@@ -280,7 +280,9 @@ fn is_final(ended: Option<ExitStatus>) -> bool {
 mod tests {
     use super::super::open_files::OpenFiles;
     use super::*;
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
 
     #[test]
     fn a_receiver_that_has_failed_is_resumed() {
@@ -366,6 +368,49 @@ mod tests {
         let result = std::fs::read_to_string(children.receivers.result("guest"));
         assert_eq!(result.unwrap(), "received");
         assert!(!path.with_extension("lock").exists());
+    }
+
+    /// Another process cannot get the lock while a receiver starts, and finish the migration.
+    #[test]
+    fn a_receiver_is_started_with_the_lock_of_its_journal() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path();
+        let path = run.join("destination-1-1.json");
+        fs::write(&path, "{}").unwrap();
+        let receivers = super::super::receivers::Receivers::open(run).unwrap();
+        let advertised = Address::Unix(run.join("front"));
+        let mut children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
+        children.program = sleeper(run);
+        children.resume_orphans(&journals(&[path.to_str().unwrap()]));
+        // This process has closed its own.
+        assert!(journal::is_held(&path).unwrap());
+        assert!(JournalFile::try_lock(&path).unwrap().is_none());
+        let receiver = children.state().running["guest"].process.clone().unwrap();
+        let of = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+        let input = PathBuf::from(format!("/proc/{}/fd/0", receiver.pid()));
+        assert_eq!(
+            of(&input).unwrap(),
+            of(&path.with_extension("lock")).unwrap()
+        );
+        receiver.kill().unwrap();
+        let begun = Instant::now();
+        while journal::is_held(&path).unwrap() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "it is still held"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A program that does nothing for long, whatever its arguments are. Another process writes it,
+    /// because the threads of this one fork: a program cannot run while a fork has it open.
+    fn sleeper(folder: &Path) -> PathBuf {
+        let path = folder.join("receiver");
+        let write = "printf '#!/bin/sh\\nexec sleep 600\\n' >\"$0\" && chmod +x \"$0\"";
+        let written = Command::new("sh").args(["-c", write]).arg(&path).status();
+        assert!(written.unwrap().success());
+        path
     }
 
     fn journals(paths: &[&str]) -> Journals {
