@@ -1,7 +1,7 @@
 //! An empty machine that waits for a guest.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hikkoshi_linux::{CancelFlag, Process};
 use hikkoshi_memory::GuestRam;
@@ -249,10 +249,13 @@ pub trait DestinationGuest: Send {
     /// reason why it ends. Must not wait for the machine.
     fn watch_for_end(&mut self) {}
 
-    /// Whether the guest has shut itself down, and its machine still exists, as far as that is
-    /// known. Called once all of its pages are here. By default no.
-    fn is_shut_down(&mut self) -> bool {
-        false
+    /// Whether the guest has shut itself down, and its machine still exists; `None`: not known.
+    /// Called once all of its pages are here. By default no.
+    ///
+    /// May take as long as `limit`: nothing is read from the links meanwhile.
+    fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
+        let _ = limit;
+        Some(false)
     }
 
     /// Whether a machine that [has ended](Self::has_ended) did so because the guest has shut itself

@@ -62,15 +62,20 @@ pub enum GuestState {
     /// It has run there, and has shut itself down before all of its pages had arrived: no more
     /// pages are needed.
     ShutDown,
+    /// It was resumed there, and has all of its pages. Its machine did not answer whether it still
+    /// runs.
+    Unknown,
 }
 
 impl GuestState {
-    /// The state of a guest that was to run there, or to stay paused.
-    pub(crate) fn new(running: bool, shut_down: bool) -> Self {
+    /// The state of a guest that was to run there, or to stay paused. `shut_down`: whether it has
+    /// shut itself down, if that is known.
+    pub(crate) fn new(running: bool, shut_down: Option<bool>) -> Self {
         match (shut_down, running) {
-            (true, _) => Self::ShutDown,
-            (false, true) => Self::Running,
-            (false, false) => Self::Paused,
+            (Some(true), _) => Self::ShutDown,
+            (_, false) => Self::Paused,
+            (Some(false), true) => Self::Running,
+            (None, true) => Self::Unknown,
         }
     }
 }

@@ -128,7 +128,7 @@ pub(crate) fn with_context(
             let history = machine.record().history;
             Ok(Account {
                 mode: options.mode,
-                guest_state: GuestState::new(guest.describe().running, handover.shut_down),
+                guest_state: GuestState::new(guest.describe().running, Some(handover.shut_down)),
                 resumed,
                 total_ms: total_ms(begun, resumed.then_some(&history)),
                 engine_ms: total_ms(begun, None),

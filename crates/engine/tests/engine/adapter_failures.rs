@@ -259,6 +259,30 @@ fn a_failed_release_of_a_guest_that_has_shut_down_is_reported() {
     assert!(!notices.contains("runs here"), "{notices}");
 }
 
+/// The machine does not answer whether the guest has shut down: it is not said that it runs.
+#[test]
+fn what_is_not_known_of_a_guest_is_not_claimed() {
+    for (running, expected) in [
+        (true, GuestState::Unknown),
+        // A paused one does not shut down.
+        (false, GuestState::Paused),
+    ] {
+        let layout = layout(&[(MIB, SMALL)]);
+        let mut setup = Setup::with(Mode::Hybrid, &layout, &layout, running);
+        setup.destination.is_shut_down = None;
+        setup.destination.script.fail("release");
+        let done = setup.run();
+        let notices = done.notices.all();
+        assert_eq!(done.destination.unwrap().guest_state, expected);
+        done.source.unwrap();
+        let says = "its machine has not said whether it runs or has shut down";
+        // When it is found out, and with the failed release.
+        let times = if running { 2 } else { 0 };
+        assert_eq!(notices.matches(says).count(), times, "{notices}");
+        assert!(!notices.contains("the guest runs here, and"), "{notices}");
+    }
+}
+
 #[test]
 fn a_destination_that_cannot_be_prepared_refuses() {
     for (mode, name) in [

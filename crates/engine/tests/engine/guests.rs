@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
 use hikkoshi_engine::report::FaultKind;
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, FrameCapture, FrameDelivery, GuestError, SourceGuest, ThreadName,
+    CancelFlag, DestinationGuest, DestinationOptions, FrameCapture, FrameDelivery, GuestError,
+    SourceGuest, ThreadName,
 };
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
@@ -300,6 +301,8 @@ pub(crate) struct TestDestination {
     pub ended: Arc<AtomicBool>,
     /// Whether it exits because the guest has shut itself down.
     pub shuts_down: bool,
+    /// Whether its machine, which has not exited, says that the guest has shut itself down.
+    pub is_shut_down: Option<bool>,
     /// Whether loading checks the pages that it reads.
     pub checks: bool,
     pub abandoned: bool,
@@ -324,6 +327,7 @@ impl TestDestination {
             never_ran: false,
             ended: Arc::default(),
             shuts_down: false,
+            is_shut_down: Some(false),
             checks: true,
             abandoned: false,
             frames: None,
@@ -421,6 +425,12 @@ impl DestinationGuest for TestDestination {
 
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
+    }
+
+    fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
+        // Nothing is read from the links meanwhile.
+        assert!(limit < DestinationOptions::default().stall_timeout / 2);
+        self.is_shut_down
     }
 
     fn has_shut_down(&mut self) -> bool {

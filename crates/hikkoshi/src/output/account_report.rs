@@ -191,6 +191,7 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
                 GuestState::Running => "running",
                 GuestState::Paused => "paused",
                 GuestState::ShutDown => "shut_down",
+                GuestState::Unknown => "unknown",
             },
             total_ms: account.total_ms,
             engine_ms: account.resumed.then_some(account.engine_ms),

@@ -50,7 +50,7 @@ impl ExitStatus {
     /// The status after a successful migration.
     pub(crate) fn of(guest: GuestState) -> Self {
         match guest {
-            GuestState::Running | GuestState::Paused => Self::Moved,
+            GuestState::Running | GuestState::Paused | GuestState::Unknown => Self::Moved,
             GuestState::ShutDown => Self::ShutDown,
         }
     }

@@ -40,7 +40,9 @@ pub(crate) fn summary(account: &Account) -> String {
     }
     text.push_str(&outages(&account.outages, account.resumed));
     let owed = match account.guest_state {
-        GuestState::Running | GuestState::Paused => "none: all of the guest's memory is there",
+        GuestState::Running | GuestState::Paused | GuestState::Unknown => {
+            "none: all of the guest's memory is there"
+        }
         GuestState::ShutDown => "none: the guest needs no memory any more",
     };
     let _ = writeln!(text, "  pages owed   {owed}");

@@ -1,7 +1,7 @@
 //! The engine's interface to a destination.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::{
@@ -14,7 +14,7 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
 
 use super::error::OWN_SWTPM;
-use super::shutdown_listener::ShutdownListener;
+use super::shutdown_listener::{FirstRequests, ShutdownListener};
 use super::vcpus;
 use super::{KillError, QemuDestination, ReleaseDestinationError};
 use crate::migration_settings::Settings;
@@ -124,8 +124,12 @@ impl DestinationGuest for QemuDestination {
         }
         let (monitor, process) = (Arc::clone(&self.monitor), Arc::clone(&self.process));
         let announce = std::mem::take(&mut self.announce_self);
-        let announce = announce.then(|| self.settings.parameters.clone());
-        match ShutdownListener::start(self.client.take(), monitor, process, announce) {
+        let first = FirstRequests {
+            announce: announce.then(|| self.settings.parameters.clone()),
+            // Another engine may have received the event.
+            run_state: self.reattached,
+        };
+        match ShutdownListener::start(self.client.take(), monitor, process, first) {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => tracing::warn!(
                 error = %Report::new(&error),
@@ -134,11 +138,13 @@ impl DestinationGuest for QemuDestination {
         }
     }
 
-    fn is_shut_down(&mut self) -> bool {
-        let listener = self.listener.as_ref();
-        let is_seen = listener.is_some_and(ShutdownListener::is_shut_down);
-        // Another engine may have received the event.
-        is_seen || (self.reattached && self.is_in_shutdown())
+    fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
+        let seen = match &self.listener {
+            Some(listener) => listener.is_shut_down(limit),
+            None => (!self.reattached).then_some(false),
+        };
+        // A machine that has ended is another event.
+        seen.or_else(|| Self::has_ended(self).then_some(false))
     }
 
     fn has_shut_down(&mut self) -> bool {

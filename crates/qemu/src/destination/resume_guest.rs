@@ -11,7 +11,7 @@ use super::piped::{NotRun, PipedError};
 use super::{QemuDestination, RunError};
 use crate::network::{Announcer, NetworkError, rx_filter};
 use crate::qmp::migration_status;
-use crate::qmp::reconnect::{self, ConnectTimeouts, MonitorError, NO_TIMEOUT};
+use crate::qmp::reconnect::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
 /// How long to try to connect before resuming, if the connection fails. A QEMU that
@@ -21,10 +21,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long to wait for the event `RESUME` after `cont` was accepted.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a QEMU that misses no page may take to answer whether its guest has shut down. Nothing
-/// is read from the links meanwhile.
-const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl QemuDestination {
     /// Resumes the guest if it was `running` at the source.
@@ -114,37 +110,6 @@ impl QemuDestination {
         };
         // The owner may have ended it.
         is_certain && (!self.process.is_alive() || self.process.kill().is_ok())
-    }
-
-    /// Whether the guest has shut down and left its QEMU, which misses no page. No if QEMU does not
-    /// answer.
-    pub(super) fn is_in_shutdown(&mut self) -> bool {
-        if self.has_ended() {
-            return false;
-        }
-        self.stop_listening();
-        let timeouts = ConnectTimeouts {
-            failing: QUERY_TIMEOUT,
-            silent: QUERY_TIMEOUT,
-        };
-        let (monitor, process) = (&*self.monitor, &self.process);
-        let never = CancelFlag::new();
-        let state = reconnect::get_or_connect(&mut self.client, monitor, process, timeouts, &never)
-            .map_err(MonitorError::from)
-            .and_then(|client| {
-                client.set_timeout(QUERY_TIMEOUT);
-                let state = migration_status::run_state(client);
-                client.set_timeout(COMMAND_TIMEOUT);
-                Ok(state?)
-            });
-        match state {
-            Ok(state) => state.status == "shutdown",
-            Err(error) => {
-                let error = Report::new(&error);
-                tracing::warn!(%error, "querying whether the guest has shut down");
-                false
-            }
-        }
     }
 
     /// Stops the listener and takes the monitor back from it.

@@ -1,7 +1,7 @@
 //! A thread that listens for the guest's shutdown while pages are missing.
 //!
-//! Before that it makes QEMU announce the guest, because QEMU may answer late: its main loop may
-//! wait for a page.
+//! Before that it makes QEMU announce the guest, and asks whether the guest has shut down already:
+//! QEMU may answer late, because its main loop may wait for a page.
 //!
 //! A guest that powers off ends its QEMU (unless that was started with
 //! `-no-shutdown`). From outside this looks like a killed QEMU; only the event
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 
 use crate::qmp::announce_self;
 use crate::qmp::reconnect::{ConnectTimeouts, NO_TIMEOUT};
-use crate::qmp::{self, Client, Monitor, QmpError, QmpEvent};
+use crate::qmp::{self, COMMAND_TIMEOUT, Client, Monitor, QmpError, QmpEvent, migration_status};
 
 /// The longest time for reading the last events of a QEMU that has ended. They are
 /// already in the socket.
@@ -35,36 +35,59 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct ShutdownListener {
     thread: Option<JoinHandle<Option<Client>>>,
     stop: CancelFlag,
-    shut_down: Arc<AtomicBool>,
+    state: Arc<State>,
+}
+
+/// What QEMU is asked before its events are read.
+#[derive(Debug, Default)]
+pub(crate) struct FirstRequests {
+    /// To announce the guest, with its owner's parameters for that.
+    pub(crate) announce: Option<Map<String, Value>>,
+    /// Whether the guest has shut down already.
+    pub(crate) run_state: bool,
+}
+
+/// Whether the guest has shut down, by what QEMU has reported.
+#[derive(Debug)]
+struct State {
+    /// It was not to be asked, or has answered.
+    is_known: AtomicBool,
+    shut_down: AtomicBool,
 }
 
 impl ShutdownListener {
     /// Starts listening, with this monitor or a new connection. QEMU may wait for a page
-    /// and answer later. First makes QEMU announce the guest, if its owner's parameters
-    /// for that are given.
+    /// and answer later.
     pub(crate) fn start(
         client: Option<Client>,
         monitor: Arc<dyn Monitor>,
         process: Arc<Process>,
-        announce: Option<Map<String, Value>>,
+        first: FirstRequests,
     ) -> io::Result<Self> {
         let stop = CancelFlag::new();
-        let shut_down = Arc::new(AtomicBool::new(false));
-        let (stopped, seen) = (stop.clone(), Arc::clone(&shut_down));
+        let state = Arc::new(State {
+            is_known: AtomicBool::new(!first.run_state),
+            shut_down: AtomicBool::new(false),
+        });
+        let (stopped, seen) = (stop.clone(), Arc::clone(&state));
         let thread = thread::Builder::new()
             .name("qemu-events".to_owned())
             .spawn(move || {
                 let mut client = connect(client, &*monitor, &process, &stopped)?;
                 // Not cancelled: it is soon over, or times out.
-                if let Some(parameters) = announce {
+                if let Some(parameters) = first.announce {
                     announce_self::announce_with(&mut client, &parameters);
                 }
-                listen(client, &stopped, &seen)
+                client.set_cancel(Some(stopped));
+                if first.run_state {
+                    query(&mut client, &seen)?;
+                }
+                listen(client, &seen)
             })?;
         Ok(Self {
             thread: Some(thread),
             stop,
-            shut_down,
+            state,
         })
     }
 
@@ -73,19 +96,26 @@ impl ShutdownListener {
         self.join()
     }
 
-    /// Whether the guest has shut down, as far as QEMU has reported it by now.
-    pub(crate) fn is_shut_down(&self) -> bool {
-        self.shut_down.load(Ordering::Acquire)
+    /// Whether the guest has shut down. `None`: QEMU has not answered by now, nor within `limit`.
+    pub(crate) fn is_shut_down(&self, limit: Duration) -> Option<bool> {
+        let is_known = || self.state.is_known.load(Ordering::Acquire);
+        self.wait(limit, is_known);
+        is_known().then(|| self.state.shut_down.load(Ordering::Acquire))
     }
 
     /// Whether a QEMU that has ended did so because its guest shut down.
     pub(crate) fn has_shut_down(&self) -> bool {
-        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        self.wait(DRAIN_TIMEOUT, || false);
+        self.state.shut_down.load(Ordering::Acquire)
+    }
+
+    /// Waits until `done`, or the end of the thread, but no longer than `limit`.
+    fn wait(&self, limit: Duration, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + limit;
         let reads = |thread: &JoinHandle<_>| !thread.is_finished();
-        while self.thread.as_ref().is_some_and(reads) && Instant::now() < deadline {
+        while !done() && self.thread.as_ref().is_some_and(reads) && Instant::now() < deadline {
             thread::sleep(POLL_INTERVAL);
         }
-        self.is_shut_down()
     }
 
     fn join(&mut self) -> Option<Client> {
@@ -119,13 +149,28 @@ fn connect(
     slot
 }
 
-fn listen(mut client: Client, stop: &CancelFlag, shut_down: &AtomicBool) -> Option<Client> {
-    client.set_cancel(Some(stop.clone()));
+/// Asks whether the guest has shut down. `None`: QEMU has not answered, and the connection is of no
+/// more use.
+fn query(client: &mut Client, state: &State) -> Option<()> {
+    client.set_timeout(NO_TIMEOUT);
+    let found = migration_status::run_state(client).inspect_err(|error| {
+        tracing::warn!(error = %Report::new(error), "querying whether the guest has shut down");
+    });
+    client.set_timeout(COMMAND_TIMEOUT);
+    let has_shut_down = found.ok()?.status == "shutdown";
+    state.shut_down.store(has_shut_down, Ordering::Release);
+    state.is_known.store(true, Ordering::Release);
+    Some(())
+}
+
+fn listen(mut client: Client, state: &State) -> Option<Client> {
     loop {
         let deadline = Instant::now() + NO_TIMEOUT;
         match client.wait_event("the guest's shutdown", deadline, guest_asked_for_end) {
             Ok(Some(guest_asked_for_end)) => {
-                shut_down.store(guest_asked_for_end, Ordering::Release)
+                state
+                    .shut_down
+                    .store(guest_asked_for_end, Ordering::Release);
             }
             Ok(None) => {}
             Err(QmpError::Cancelled { .. }) => {
@@ -155,8 +200,57 @@ fn guest_asked_for_end(event: &QmpEvent) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+    use crate::qmp::MonitorSocket;
     use serde_json::json;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Asks a QEMU that answers so to `query-status`, if it does.
+    fn asked(answer: Option<&'static str>) -> ShutdownListener {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let socket = UnixListener::bind(&path).unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = socket.accept().unwrap();
+            let greeting = json!({ "QMP": { "version": { "qemu":
+                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
+            writeln!(stream, "{greeting}").unwrap();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let Ok(line) = line else { return };
+                let request: Value = serde_json::from_str(&line).unwrap();
+                let returned = match (request["execute"].as_str(), answer) {
+                    (Some("query-status"), None) => continue,
+                    (Some("query-status"), Some(status)) => {
+                        json!({ "status": status, "running": status == "running" })
+                    }
+                    _ => json!({}),
+                };
+                let answer = json!({ "return": returned, "id": request["id"] });
+                writeln!(stream, "{answer}").unwrap();
+            }
+        });
+        let client = Client::connect(&path, LONG).unwrap();
+        let own = Process::open(std::process::id()).unwrap();
+        let first = FirstRequests {
+            announce: None,
+            run_state: true,
+        };
+        let monitor = Arc::new(MonitorSocket::new(&path));
+        ShutdownListener::start(Some(client), monitor, Arc::new(own), first).unwrap()
+    }
+
+    /// One whose main loop hangs is not waited for, and nothing is claimed about its guest.
+    #[test]
+    fn a_guest_that_has_shut_down_before_is_known_if_qemu_answers() {
+        assert_eq!(asked(Some("shutdown")).is_shut_down(LONG), Some(true));
+        assert_eq!(asked(Some("running")).is_shut_down(LONG), Some(false));
+        let silent = asked(None);
+        assert_eq!(silent.is_shut_down(Duration::from_millis(50)), None);
+    }
 
     fn event(name: &str, data: Value) -> QmpEvent {
         QmpEvent {

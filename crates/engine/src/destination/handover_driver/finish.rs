@@ -94,7 +94,7 @@ impl HandoverDriver<'_> {
             frames,
             downtime: self.machine.record().history.downtime,
             requests,
-            shut_down: self.guest.shut_down,
+            shut_down: (!self.guest.is_unknown).then_some(self.guest.shut_down),
             left_to_do: self.guest.left_to_do.take(),
         }
     }

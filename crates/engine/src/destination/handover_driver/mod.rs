@@ -45,6 +45,15 @@ use crate::retry::RetryBudget;
 /// What is reported of a guest that has ended its machine.
 const SHUT_DOWN: &str = "the guest has shut itself down here";
 
+/// What is reported of a guest whose machine does not answer.
+const STATE_UNKNOWN: &str = "the guest is here, and all its pages have arrived; its machine has \
+    not said whether it runs or has shut down";
+
+/// How long a machine that misses no page may take to answer whether its guest has shut down, and
+/// the part of the time after which links count as stalled: nothing is read from them meanwhile.
+const STATE_LIMIT: Duration = Duration::from_secs(5);
+const STATE_LIMIT_OF_STALL: u32 = 4;
+
 /// Performs the actions of the handover machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {
     pub(crate) watch: &'a ReceiveControl,
@@ -94,6 +103,8 @@ struct GuestProgress {
     end_handled: bool,
     /// It has shut itself down.
     shut_down: bool,
+    /// Its machine has not answered whether it has.
+    is_unknown: bool,
     /// Why it was declined.
     declined: Option<DestinationFailure>,
     /// Everything taken from its process was given back.
@@ -114,8 +125,8 @@ pub(crate) struct HandoverResult {
     /// How long it was paused, as far as that is known.
     pub(crate) downtime: Option<Duration>,
     pub(crate) requests: RequestStatistics,
-    /// The guest has shut itself down here.
-    pub(crate) shut_down: bool,
+    /// The guest has shut itself down here; `None`: not known.
+    pub(crate) shut_down: Option<bool>,
     /// How many frames that arrived for it were delivered or lost, if they were kept.
     pub(crate) frames: Option<FramesAccount>,
     /// What its machine has not done.
@@ -254,7 +265,7 @@ impl<'a> HandoverDriver<'a> {
             _ if stage != DestinationStage::Running => false,
             DestinationEvent::GuestFailed => guest.has_shut_down(),
             // Its machine may stay when it shuts down.
-            DestinationEvent::AllPagesReceived => guest.is_shut_down(),
+            DestinationEvent::AllPagesReceived => self.is_shut_down(guest),
             _ => false,
         };
         if shut_down {
@@ -265,10 +276,23 @@ impl<'a> HandoverDriver<'a> {
         (event, cause)
     }
 
+    /// Whether a guest of which nothing is missing has shut down, as far as that is known.
+    fn is_shut_down(&mut self, guest: &mut dyn DestinationGuest) -> bool {
+        let limit = STATE_LIMIT.min(self.options.stall_timeout / STATE_LIMIT_OF_STALL);
+        let known = guest.is_shut_down(limit);
+        self.guest.is_unknown = known.is_none() && self.machine.record().running;
+        if self.guest.is_unknown {
+            self.watch.observer.notice(STATE_UNKNOWN);
+        }
+        known == Some(true)
+    }
+
     /// A guest of which nothing is missing, for people.
     fn complete_guest(&self) -> &'static str {
         if self.guest.shut_down {
             SHUT_DOWN
+        } else if self.guest.is_unknown {
+            STATE_UNKNOWN
         } else if self.machine.record().running {
             "the guest runs here, and all its pages have arrived"
         } else {

@@ -32,7 +32,7 @@ pub(crate) fn finish_handover(
     let engine_ms = total_ms(begun, None);
     let collapse = options
         .collapse
-        .filter(|_| !result.shut_down)
+        .filter(|_| result.shut_down == Some(false))
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
     let (repeats, round_accounts, outages) = context.live.history();
     let disk_bytes = context.counters.disk_bytes.load(Relaxed);

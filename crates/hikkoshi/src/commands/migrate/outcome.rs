@@ -72,6 +72,7 @@ pub(super) fn report(
         Ok(account) => {
             let what = match account.guest_state {
                 GuestState::Running => "the guest runs at the destination",
+                GuestState::Unknown => "the guest is at the destination",
                 GuestState::Paused => "the guest is at the destination, paused as before",
                 GuestState::ShutDown => {
                     "the guest has shut down at the destination: it needs nothing more from here, \

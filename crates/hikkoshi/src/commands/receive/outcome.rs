@@ -147,6 +147,10 @@ fn success(session: &Session, account: &Account, journal: &Path) -> Result<ExitS
         GuestState::Running => "the guest runs here",
         GuestState::Paused => "the guest is here, paused as before",
         GuestState::ShutDown => "the guest has run here and has shut down",
+        GuestState::Unknown => {
+            "the guest is here with all of its memory; QEMU has not answered whether it still runs \
+             (query-status tells)"
+        }
     };
     print_result(account, session, what, None, SourceExtras::default())?;
     if journal.exists() {
