@@ -82,13 +82,6 @@ loom() {
     make --no-print-directory test-loom
 }
 
-# What is left of lint runs beside tests that wait. In a folder of its own, because the others need
-# cargo's lock.
-rustdoc() {
-    chrt --idle --pid 0 "$BASHPID"
-    CARGO_TARGET_DIR=target/doc make --no-print-directory rustdoc
-}
-
 # Builds the package of the program that the tests run, and uses it.
 package() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
@@ -124,7 +117,6 @@ start others group others --test-threads=1
 start package package
 start ept env --chdir ept CARGO_TARGET_DIR=../target cargo test --locked --workspace
 start documentation cargo test --locked --workspace "${features[@]}" --doc
-start rustdoc rustdoc
 for part in engine waiting qemu others ept documentation guest_images; do
     finish $part
 done
@@ -139,7 +131,6 @@ timed guests group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$lo
 finish lab
 finish package
 finish loom
-finish rustdoc
 grep --no-filename "^test.sh: .* took" "$logs"/*.log
 .ci/retry.sh || failed+=("tests with guests or peers, even alone (listed above)")
 stop_if_failed

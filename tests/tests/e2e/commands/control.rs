@@ -359,6 +359,7 @@ fn an_engine_that_does_not_answer_has_not_ended() {
 
 /// Post-copy cannot follow as long as the disks are not in sync.
 #[test]
+#[ignore = "one of its kind runs in CI: make test-control"]
 fn a_migration_is_not_switched_while_its_disks_are_copied() {
     let env = TestEnv::new();
     let from = full_disk(&env, DiskFormat::Raw);

@@ -174,6 +174,7 @@ fn disks_are_copied_in_each_mode() {
 
 /// With this limit the copy takes minutes, and so would a write behind what is queued before it.
 #[test]
+#[ignore = "one of its kind runs in CI: make test-disks"]
 fn writes_of_the_guest_do_not_wait_for_the_limit_of_the_bandwidth() {
     for version in QemuVersion::OLDEST_AND_NEWEST {
         let env = TestEnv::new();
@@ -243,7 +244,7 @@ fn measure_writes(vm: &Vm, what: &str, until: &dyn Fn(&Vm) -> bool) {
 }
 
 #[test]
-#[ignore = "prints what docs/copying-disks.md shows"]
+#[ignore = "prints what docs/copying-disks.md shows; part of `make test-disks`"]
 fn what_a_write_of_the_guest_takes_while_its_disk_is_copied() {
     let content = DiskContent::Blocks { mib: 192 };
     for limit in ["none", "10MiB", "1MiB"] {

@@ -267,7 +267,7 @@ fn a_domain_is_moved_away_at_last() {
 }
 
 #[test]
-#[ignore = "two more boots of a guest: `make matrix` runs it"]
+#[ignore = "two more boots of a guest: make test-libvirt"]
 fn a_domain_is_moved_away_in_each_mode() {
     if !built_with_libvirt() {
         return;

@@ -71,6 +71,7 @@ fn huge_pages() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn huge_pages_written_as_fast_as_possible() {
     migrate_by_all_modes(Ram::huge_2m(256), Workload::verify(32).threads(2));
 }

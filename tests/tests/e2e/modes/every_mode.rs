@@ -40,11 +40,13 @@ fn no_counted_write_is_lost() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn an_idle_guest() {
     all_modes(1, Workload::idle());
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn a_guest_that_mostly_reads() {
     all_modes(1, Workload::verify(64).rate(5000).write_percent(5));
 }

@@ -41,6 +41,7 @@ fn bandwidth_limits_only_the_background() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make test-rates"]
 fn precopy_that_does_not_converge_follows_when_stalled() {
     let env = TestEnv::new();
     let workload = Workload::verify(48)

@@ -9,6 +9,7 @@ fn verify() -> Workload {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn linux_with_the_log_in_ranges() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, VmConfig::new().workload(verify()));

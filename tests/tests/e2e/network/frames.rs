@@ -226,6 +226,7 @@ fn nothing_is_lost(mode: &'static str) {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn no_datagram_is_lost_in_precopy() {
     nothing_is_lost("precopy");
 }
@@ -302,6 +303,7 @@ fn no_datagram_is_lost_on_a_card_with_four_queues() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn no_datagram_is_lost_on_four_queues_that_were_passed_to_qemu() {
     nothing_is_lost_with_four_queues(Taps::Passed);
 }
@@ -401,6 +403,7 @@ fn is_datagram(bytes: &[u8]) -> bool {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn no_datagram_is_lost_on_two_cards() {
     nothing_is_lost_on_two_cards(&["hybrid"]);
 }

@@ -41,6 +41,7 @@ fn links_cut_in_postcopy() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn links_cut_in_hybrid() {
     let steps = [
         (Victim::Links, Breakpoint::before(Commit)),
@@ -98,6 +99,7 @@ fn source_engine_and_qemu_killed() {
 /// A QEMU that would discard its RAM file when it quits must not do so as long as the migration can
 /// be resumed from that file, even if no engine runs when it quits.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_qemu_quits_after_both_engines() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
@@ -143,6 +145,7 @@ fn source_qemu_quits_after_both_engines() {
 
 /// The links are reset repeatedly, and both engines reconnect by themselves.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn reset_links_are_reestablished() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());

@@ -215,6 +215,7 @@ fn source_engine_killed() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn destination_engine_killed() {
     killed("destination engine killed", Victim::Destination);
 }

@@ -50,6 +50,7 @@ impl Drop for Filler {
 
 /// In pre-copy, the source keeps its guest.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn no_memory_left_in_precopy() {
     let env = TestEnv::new();
     let small = Mount::tmpfs(env.lab(), "small", 320).unwrap();
@@ -171,6 +172,7 @@ const WRITING: &str = "writing the undo record";
 
 /// Up to *commit* the source keeps its guest.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn no_room_for_a_journal_before_commit() {
     let env = TestEnv::new();
     let mounts = JournalMounts::new(&env);
@@ -319,6 +321,7 @@ fn the_destination_qemu_killed_in_postcopy() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn all_of_the_destination_killed_in_postcopy() {
     destination_qemu_killed(true);
 }

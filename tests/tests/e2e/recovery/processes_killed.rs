@@ -23,6 +23,7 @@ fn source_engine(
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_engine_killed_in_precopy() {
     let breakpoints = [
         Breakpoint::after(Begin),
@@ -71,6 +72,7 @@ fn source_engine_killed_in_hybrid() {
 /// A service manager that ends what is left of a unit signals the guard just when it is needed: the
 /// guard ends by its pipe only.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_engine_killed_after_its_guard_was_signalled() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
@@ -171,6 +173,7 @@ fn destination_qemu_killed() {
 /// The destination's QEMU is killed after *ready*, and the source has sent *commit*. The
 /// destination reports that the guest never ran there, and the source resumes it.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn destination_qemu_killed_after_ready() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
@@ -268,6 +271,7 @@ fn kill_source_qemu(guest: &Guest<'_>) {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_qemu_killed_in_precopy() {
     source_qemu("precopy", Breakpoint::after(Pages).nth(40));
 }
@@ -278,6 +282,7 @@ fn source_qemu_killed_in_the_switchover() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_qemu_killed_before_the_switchover() {
     source_qemu("hybrid", Breakpoint::before(Discarded));
 }
@@ -285,6 +290,7 @@ fn source_qemu_killed_before_the_switchover() {
 /// The guest runs at the destination, and its memory is still in the source's RAM file: the
 /// source's QEMU is not needed any more.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_qemu_killed_in_postcopy() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
@@ -349,6 +355,7 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_qemu_quits_in_postcopy() {
     the_source_qemu_quits_in_postcopy(false);
 }
