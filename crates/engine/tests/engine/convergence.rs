@@ -208,8 +208,8 @@ fn the_guest_is_not_paused_because_of_an_estimate() {
 }
 
 /// The log of a large guest is read while the guest is paused. Here, reading it once takes 100 ms
-/// or more: the guest is not paused with a limit of 150 ms, however little it writes, and the message
-/// names a limit with which it is.
+/// or more: the guest is not paused with a limit of 150 ms, however little it writes, and the
+/// message names a limit with which it is.
 #[test]
 fn a_guest_whose_log_takes_longer_than_the_downtime_is_not_paused() {
     let says = "pre-copy does not converge: however little is dirty, the paused guest would wait \
