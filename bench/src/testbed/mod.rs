@@ -86,7 +86,7 @@ impl Testbed {
         Self::start_each(lab, [config.clone(), config], line, network_card)
     }
 
-    /// As [`start`](Self::start), of a guest whose machines on the two hosts have other disks.
+    /// [Starts](Self::start) a guest whose machines on the two hosts have other disks.
     pub(crate) fn start_each(
         lab: Lab,
         configs: [VmConfig; 2],
