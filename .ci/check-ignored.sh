@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that each end-to-end test that CI leaves out is run by the target that its `#[ignore]` names:
-# `#[ignore = "…: make TARGET"]`.
+# Checks that each end-to-end test that CI leaves out is run by the target that its `#[ignore]`
+# names: `#[ignore = "…: make TARGET"]`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tests=tests/tests/e2e

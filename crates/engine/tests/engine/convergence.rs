@@ -57,11 +57,13 @@ fn the_whole_log_is_not_read_after_each_round() {
             1,
         ),
     ] {
+        let mut setup = setup;
+        (setup.options.max_rounds, setup.options.precopy_rounds) = (8, 8);
         setup.write_in_each_round();
         let done = setup.run();
         let counts = done.source_calls.count("count");
         let (source, _) = done.moved(true);
-        assert_eq!(source.rounds, 25);
+        assert_eq!(source.rounds, 8);
         assert_eq!(counts, expected, "{what}");
     }
 }
