@@ -143,8 +143,8 @@ impl Convergence {
         self.may_pause(dirty, downtime, drain, Duration::ZERO)
     }
 
-    /// Whether the guest may be paused: as many pages [fit](Self::fits), although the paused guest also
-    /// waits until its log is read.
+    /// Whether the guest may be paused: so many pages [fit](Self::fits), although the paused guest
+    /// also waits until its log is read.
     #[allow(clippy::cast_precision_loss)]
     pub(crate) fn may_pause(
         &self,
