@@ -5,7 +5,7 @@ use crate::migration::FinishedMigration;
 use crate::{
     Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, Side, TestEnv, eventually, log,
 };
-use hikkoshi_lab::{Report, Vm, VmConfig, never_retried};
+use hikkoshi_lab::{GuestReport, Vm, VmConfig, never_retried};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -236,9 +236,9 @@ impl<'a> Guest<'a> {
         assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
         for line in self.vm.console().lines() {
             let good = match &line.report {
-                Report::Bad(_) | Report::Failed(_) | Report::Stopped => false,
-                Report::Verify(verify) => verify.ok && verify.bad == 0,
-                Report::Dirty(dirty) => dirty.ok,
+                GuestReport::Bad(_) | GuestReport::Failed(_) | GuestReport::Stopped => false,
+                GuestReport::Verify(verify) => verify.ok && verify.bad == 0,
+                GuestReport::Dirty(dirty) => dirty.ok,
                 _ => !line.text.contains("Kernel panic"),
             };
             assert!(good, "{}: {}", line.vm, line.text);
@@ -256,9 +256,9 @@ impl<'a> Guest<'a> {
         self.vm
             .wait_report("work", first, LONG, |report| {
                 let work = match report {
-                    Report::Verify(verify) => verify.latency.accesses > 0,
-                    Report::Dirty(dirty) => dirty.latency.accesses > 0,
-                    Report::Idle(_) | Report::Scan(_) => true,
+                    GuestReport::Verify(verify) => verify.latency.accesses > 0,
+                    GuestReport::Dirty(dirty) => dirty.latency.accesses > 0,
+                    GuestReport::Idle(_) | GuestReport::Scan(_) => true,
                     _ => false,
                 };
                 lines += u32::from(work);
@@ -266,8 +266,8 @@ impl<'a> Guest<'a> {
             })
             .unwrap();
         if !self.config.disks().is_empty() {
-            let work = |report: &Report| match report {
-                Report::Disk(work) => (work.reads + work.writes > 0).then_some(()),
+            let work = |report: &GuestReport| match report {
+                GuestReport::Disk(work) => (work.reads + work.writes > 0).then_some(()),
                 _ => None,
             };
             self.vm

@@ -14,7 +14,7 @@ mod table;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Lab, Report, Vm};
+use hikkoshi_lab::{GuestReport, Lab, Vm};
 use serde::Serialize;
 
 use self::guest::Writer;
@@ -201,7 +201,7 @@ fn load_during<T>(
 fn rate(vm: &Vm, from: Instant, until: Instant) -> f64 {
     let (mut accesses, mut ms) = (0.0, 0.0);
     for line in vm.console().lines() {
-        let Report::Dirty(dirty) = line.report else {
+        let GuestReport::Dirty(dirty) = line.report else {
             continue;
         };
         let span = Duration::from_millis(dirty.span_ms);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{ConsoleLine, Report, Vm};
+use hikkoshi_lab::{ConsoleLine, GuestReport, Vm};
 
 use super::threads::join;
 use crate::args::Args;
@@ -58,7 +58,7 @@ pub(super) fn measure(
         if let Some(asked) = asked {
             // The first answer covers everything up to the switchover and is discarded.
             destination.wait_report("the guest's slow accesses", asked, LONG, |report| {
-                matches!(report, Report::Slow(_)).then_some(())
+                matches!(report, GuestReport::Slow(_)).then_some(())
             })?;
             run.slow = Some(destination.slow_accesses(LONG)?.into());
         }
@@ -123,7 +123,7 @@ fn migrate_and_record(
 fn lines_after(vm: &Vm, moment: Instant) -> Result<Vec<ConsoleLine>, BenchError> {
     vm.console()
         .wait_for("the line after the last page", 0, LONG, |line| {
-            let is_dirty = matches!(line.report, Report::Dirty(_));
+            let is_dirty = matches!(line.report, GuestReport::Dirty(_));
             (is_dirty && *line.vm == *vm.name() && line.at > moment).then_some(())
         })?;
     Ok(vm.console().lines())

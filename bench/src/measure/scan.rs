@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{ConsoleLine, QemuMigration, Report, Scanned};
+use hikkoshi_lab::{ConsoleLine, GuestReport, QemuMigration, Scanned};
 
 use super::threads::join;
 use super::timeline::Trace;
@@ -97,8 +97,8 @@ fn scanned(
     let end = loop {
         // Waits in short steps, to detect early that the migration has ended.
         let turn = Duration::from_millis(500);
-        let wanted = |report: &Report| match report {
-            Report::Scanned(scanned) => Some(*scanned),
+        let wanted = |report: &GuestReport| match report {
+            GuestReport::Scanned(scanned) => Some(*scanned),
             _ => None,
         };
         let what = "the end of the scan";
@@ -133,7 +133,7 @@ fn outcome(
     }
     let (mut pages, mut progress) = (0, vec![(0.0, 0.0)]);
     for line in lines.iter().filter(|line| *line.vm == *DESTINATION) {
-        if let Report::Scan(scan) = &line.report {
+        if let GuestReport::Scan(scan) = &line.report {
             pages += scan.latency.accesses;
             progress.push((seconds_between(begun, line.at), pages as f64));
             if pages >= end.pages {
@@ -158,7 +158,7 @@ mod tests {
         ConsoleLine {
             at,
             vm: DESTINATION.into(),
-            report: Report::parse(text),
+            report: GuestReport::parse(text),
             text: text.to_owned(),
         }
     }

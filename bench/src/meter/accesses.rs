@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{ConsoleLine, Latency, Report};
+use hikkoshi_lab::{ConsoleLine, GuestReport, Latency};
 use serde::Serialize;
 
 use super::time::seconds_between;
@@ -44,7 +44,7 @@ pub(crate) fn accesses_between(
     let (mut inside, mut inside_ms) = (0, 0);
     let mut first = true;
     for line in lines {
-        let Report::Dirty(dirty) = &line.report else {
+        let GuestReport::Dirty(dirty) = &line.report else {
             continue;
         };
         if *line.vm != *vm || line.at < from {
@@ -71,7 +71,7 @@ pub(crate) fn access_rates(lines: &[ConsoleLine], zero: Instant) -> Vec<(f64, f6
     lines
         .iter()
         .filter_map(|line| match &line.report {
-            Report::Dirty(dirty) if dirty.span_ms > 0 => {
+            GuestReport::Dirty(dirty) if dirty.span_ms > 0 => {
                 let rate = dirty.latency.accesses as f64 * 1000.0 / dirty.span_ms as f64;
                 Some((seconds_between(zero, line.at), rate))
             }
@@ -131,7 +131,7 @@ mod tests {
         ConsoleLine {
             at,
             vm: vm.into(),
-            report: Report::parse(&text),
+            report: GuestReport::parse(&text),
             text,
         }
     }

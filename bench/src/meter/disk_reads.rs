@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use hikkoshi_lab::{ConsoleLine, Report};
+use hikkoshi_lab::{ConsoleLine, GuestReport};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ pub(crate) fn read_rate(
     // The first interval began before.
     let works = works
         .filter_map(|line| match &line.report {
-            Report::Disk(work) => Some(work),
+            GuestReport::Disk(work) => Some(work),
             _ => None,
         })
         .skip(1);
@@ -75,7 +75,7 @@ mod tests {
             ConsoleLine {
                 at: zero + Duration::from_millis(ms),
                 vm: vm.into(),
-                report: Report::parse(&text),
+                report: GuestReport::parse(&text),
                 text,
             }
         };

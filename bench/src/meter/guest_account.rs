@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use hikkoshi_lab::{ConsoleLine, Report};
+use hikkoshi_lab::{ConsoleLine, GuestReport};
 use serde::Serialize;
 
 use super::time::seconds_between;
@@ -67,7 +67,7 @@ impl GuestAccount {
         let mut next = GuestInterval::default();
         for line in lines.iter().filter(|line| *line.vm == *vm) {
             match &line.report {
-                Report::Faults(faults) => {
+                GuestReport::Faults(faults) => {
                     let waits = faults.waits.count();
                     next.asynchronous = faults.not_present;
                     next.synchronous = faults.synchronous;
@@ -76,7 +76,7 @@ impl GuestAccount {
                     next.waits = (faults.wait_mean_us * waits as f64, waits);
                 }
                 // It follows the line `faults:` of the same interval.
-                Report::Processors(times) => {
+                GuestReport::Processors(times) => {
                     let sum = |times: &[f64]| times.iter().sum();
                     let interval = GuestInterval {
                         at: seconds_between(begun, line.at),
@@ -90,7 +90,7 @@ impl GuestAccount {
                     };
                     all.push((times.t * 1e3, interval));
                 }
-                Report::Scanned(_) => break,
+                GuestReport::Scanned(_) => break,
                 _ => {}
             }
         }
@@ -194,7 +194,7 @@ mod tests {
         ConsoleLine {
             at,
             vm: "destination".into(),
-            report: Report::parse(text),
+            report: GuestReport::parse(text),
             text: text.to_owned(),
         }
     }

@@ -12,7 +12,7 @@ pub(crate) use network::Network;
 
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Event, GuestNetwork, Lab, LabError, Report, Vm, VmConfig, web_initramfs};
+use hikkoshi_lab::{Event, GuestNetwork, GuestReport, Lab, LabError, Vm, VmConfig, web_initramfs};
 
 use crate::args::Args;
 use crate::error::BenchError;
@@ -172,7 +172,7 @@ fn wait_read(vm: &Vm, kib: u64) -> Result<(), BenchError> {
     let mut read = 0;
     let first = vm.console().len();
     vm.wait_report("the guest to read its disk", first, LONG, |report| {
-        if let Report::Disk(work) = report {
+        if let GuestReport::Disk(work) = report {
             read += work.read_kib;
         }
         (read >= kib).then_some(())

@@ -470,7 +470,7 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn watch(&self) {
+    fn watch_owner(&self) {
         self.watched();
     }
 

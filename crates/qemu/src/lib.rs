@@ -144,8 +144,8 @@ pub use attach::preflight::{AllowedTypes, Excludes, Refusal};
 pub use attach::probe::{GuestState, LastMigration};
 pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 pub use check::{
-    Checked, CheckedGuest, CopiedPart, Held, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine,
-    Part, Privileges, Verdict, check, check_by,
+    Checked, CheckedGuest, CopiedPart, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine,
+    PageHolder, Part, Privileges, Verdict, check, check_by,
 };
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;

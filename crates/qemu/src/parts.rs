@@ -17,12 +17,12 @@ pub struct MemoryPart {
     /// The size of its host pages in bytes, if it was found in QEMU's process.
     pub host_page: Option<u64>,
     /// What holds it, if it was found in QEMU's process.
-    pub held: Option<Held>,
+    pub held: Option<PageHolder>,
 }
 
 /// What holds a RAM block's pages: what is left of them when QEMU ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
+pub enum PageHolder {
     /// A file with a name, mapped shared: it stays when QEMU ends.
     SharedFile,
     /// A file without a name, mapped shared (a memfd): it exists as long as a process has it open.

@@ -1,6 +1,6 @@
 //! The guest's output, collected with its arrival times, on whichever machine the guest runs.
 
-use crate::{LabError, Report, never_retried};
+use crate::{GuestReport, LabError, never_retried};
 use std::io::{BufRead, BufReader, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub struct ConsoleLine {
     /// The text, without the line end.
     pub text: String,
     /// The parsed text.
-    pub report: Report,
+    pub report: GuestReport,
 }
 
 /// Collects the lines of one guest from every machine that it runs on. Cheap to clone.
@@ -136,12 +136,12 @@ impl Console {
             let line = ConsoleLine {
                 at: Instant::now(),
                 vm: Arc::clone(vm),
-                report: Report::parse(&text),
+                report: GuestReport::parse(&text),
                 text,
             };
             let is_wrong = match &line.report {
-                Report::Bad(_) => true,
-                Report::Verdict(verdict) => !verdict.ok,
+                GuestReport::Bad(_) => true,
+                GuestReport::Verdict(verdict) => !verdict.ok,
                 _ => false,
             };
             if is_wrong {
@@ -185,7 +185,7 @@ mod tests {
             .unwrap();
         let beat = console
             .wait_for("the second report", from, LONG, |line| match &line.report {
-                Report::Idle(idle) => Some(idle.beat),
+                GuestReport::Idle(idle) => Some(idle.beat),
                 _ => None,
             })
             .unwrap();

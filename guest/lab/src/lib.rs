@@ -2,8 +2,8 @@
 //!
 //! **Model.** A [`Lab`] is a folder of sockets and logs. A [`VmConfig`] describes a machine, and
 //! [`VmConfig::start`] starts it as a [`Vm`]: a real QEMU of either version that boots the test
-//! guest with a [`Workload`]. The guest's output arrives at a [`Console`] as typed [`Report`]s with
-//! arrival times; source and destination share one console, because there is one guest. A
+//! guest with a [`Workload`]. The guest's output arrives at a [`Console`] as typed [`GuestReport`]s
+//! with arrival times; source and destination share one console, because there is one guest. A
 //! [`HostPair`] is two network namespaces joined by a veth pair with a rate limit. A
 //! [`GuestNetwork`] is a switch with two hosts and a client, for a guest that serves during its
 //! migration.
@@ -114,8 +114,8 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Clocks, Devices, Dirty, DiskWork, Fault, Faults, FineHistogram, Histogram, Idle, Latency,
-    Processors, Ready, Report, Scan, Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, Fault, Faults, FineHistogram, GuestReport, Histogram, Idle,
+    Latency, Processors, Ready, Scan, Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
 };
 pub use tpm::TpmEmulator;
 pub use tsc::TscReading;

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
-    Device, Disk, DiskBus, DiskContent, DiskFormat, DiskImage, Firmware, HugePageSize, Lab,
-    LabError, Pattern, QemuVersion, Ram, RamBackend, Report, Verdict, Vm, VmConfig, Workload,
+    Device, Disk, DiskBus, DiskContent, DiskFormat, DiskImage, Firmware, GuestReport, HugePageSize,
+    Lab, LabError, Pattern, QemuVersion, Ram, RamBackend, Verdict, Vm, VmConfig, Workload,
 };
 use serde_json::json;
 use std::fs::{File, OpenOptions};
@@ -33,7 +33,7 @@ fn boots_and_is_sound(version: QemuVersion, ram: Ram) {
     assert_eq!((ready.cpus, ready.threads), (2, 2), "{ready:?}");
     let verify = vm
         .wait_report("growth", 0, LONG, |report| match report {
-            Report::Verify(verify) if verify.pages > ready.pages => Some(verify.clone()),
+            GuestReport::Verify(verify) if verify.pages > ready.pages => Some(verify.clone()),
             _ => None,
         })
         .unwrap();
@@ -109,8 +109,8 @@ fn i440fx_with_four_processors() {
     // The report is printed while the threads continue to count: a thread may be one access further
     // in one number than in the other, and many if the printing thread was descheduled in between.
     // That happens to some reports only.
-    let agree = |report: &Report| match report {
-        Report::Dirty(dirty) => {
+    let agree = |report: &GuestReport| match report {
+        GuestReport::Dirty(dirty) => {
             let counted = dirty.latency.histogram.count();
             (counted.abs_diff(dirty.latency.accesses) <= 4).then_some(())
         }
@@ -178,7 +178,7 @@ fn verdict_after(vm: &Vm) -> (Verdict, Vec<String>) {
         .since(first)
         .into_iter()
         .filter_map(|line| match line.report {
-            Report::Bad(text) => Some(text),
+            GuestReport::Bad(text) => Some(text),
             _ => None,
         })
         .collect();
@@ -316,8 +316,8 @@ fn works_with_disk(config: VmConfig, bus: DiskBus) {
         .start(&lab, "guest")
         .unwrap();
     vm.wait_ready().unwrap();
-    let worked = |report: &Report| match report {
-        Report::Disk(work) if work.reads > 0 => Some(work.ok),
+    let worked = |report: &GuestReport| match report {
+        GuestReport::Disk(work) if work.reads > 0 => Some(work.ok),
         _ => None,
     };
     let ok = vm.wait_report("work on the disk", 0, LONG, worked).unwrap();
@@ -369,8 +369,8 @@ fn plugged_memory_and_processors() {
     vm.wait_ready().unwrap();
     vm.plug_dimm().unwrap();
     vm.plug_processors().unwrap();
-    let grown = |report: &Report| match report {
-        Report::Verify(verify) if verify.pages >= 176 * 256 => Some(()),
+    let grown = |report: &GuestReport| match report {
+        GuestReport::Verify(verify) if verify.pages >= 176 * 256 => Some(()),
         _ => None,
     };
     vm.wait_report("growth", 0, LONG, grown).unwrap();

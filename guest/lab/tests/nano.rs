@@ -1,7 +1,7 @@
 //! The nano guest: it boots with every QEMU, by each accelerator, and detects damage.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
+use hikkoshi_lab::{GuestReport, Lab, LabError, QemuVersion, Ram, Vm, VmConfig, Workload};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ fn config() -> VmConfig {
 
 fn wait_for_work(vm: &Vm) {
     vm.wait_report("work", 0, LONG, |report| match report {
-        Report::Verify(verify) => (verify.ok && verify.generation > 0).then_some(()),
+        GuestReport::Verify(verify) => (verify.ok && verify.generation > 0).then_some(()),
         _ => None,
     })
     .unwrap();
@@ -147,8 +147,8 @@ fn scans_once(config: &VmConfig) {
     let vm = config.clone().cpus(2).workload(workload);
     let vm = vm.start(&lab, "guest").unwrap();
     vm.wait_ready().unwrap();
-    let halted = |report: &Report| match report {
-        Report::Processors(processors) => (0..2)
+    let halted = |report: &GuestReport| match report {
+        GuestReport::Processors(processors) => (0..2)
             .all(|number| processors.idle[number] > processors.ran[number])
             .then_some(()),
         _ => None,
@@ -157,7 +157,7 @@ fn scans_once(config: &VmConfig) {
         .unwrap();
     vm.send("scan").unwrap();
     let scanned = vm.wait_report("the scan", 0, LONG, |report| match report {
-        Report::Scanned(scanned) => Some(*scanned),
+        GuestReport::Scanned(scanned) => Some(*scanned),
         _ => None,
     });
     let scanned = scanned.unwrap();
@@ -194,7 +194,7 @@ fn detects_damage(config: &VmConfig) {
     let verdict = vm.sweep(LONG).unwrap();
     assert_eq!((verdict.ok, verdict.bad), (false, 1));
     let found = vm.wait_report("the finding", 0, LONG, |report| match report {
-        Report::Bad(text) => Some(text.clone()),
+        GuestReport::Bad(text) => Some(text.clone()),
         _ => None,
     });
     let found = found.unwrap();
@@ -235,7 +235,7 @@ fn a_time_out_says_what_the_machine_was_doing() {
         .start(&lab, "guest")
         .unwrap();
     vm.wait_ready().unwrap();
-    let never = |_: &Report| None::<()>;
+    let never = |_: &GuestReport| None::<()>;
     let short = Duration::from_millis(600);
     let none = vm.wait_report_or_none("nothing", 0, short, never).unwrap();
     assert!(none.is_none());

@@ -3,7 +3,7 @@
 
 use hikkoshi_checked_pages::page::filling;
 use hikkoshi_lab::{
-    DatagramClient, FileClients, Files, GuestNetwork, Lab, Pace, QemuVersion, Ram, Report, Vm,
+    DatagramClient, FileClients, Files, GuestNetwork, GuestReport, Lab, Pace, QemuVersion, Ram, Vm,
     VmConfig, Workload,
 };
 use std::io::{BufRead, BufReader, Read, Write};
@@ -109,7 +109,7 @@ fn serves(accelerated: fn(VmConfig) -> VmConfig) {
         answers_datagrams(&network);
         serves_files(&network);
         let serve = vm.wait_report("its counts", vm.console().len(), LONG, |report| {
-            let Report::Serve(serve) = report else {
+            let GuestReport::Serve(serve) = report else {
                 return None;
             };
             (serve.open == 0).then(|| serve.clone())

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
-    GuestNetwork, HostPair, Lab, QemuMigration, QemuMigrationMode, QemuVersion, Ram, RateLimit,
-    Report, VmConfig, Workload,
+    GuestNetwork, GuestReport, HostPair, Lab, QemuMigration, QemuMigrationMode, QemuVersion, Ram,
+    RateLimit, VmConfig, Workload,
 };
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -157,7 +157,7 @@ fn a_guest_answers_through_the_switch() {
             0,
             LONG,
             |report| match report {
-                Report::Serve(serve) if serve.lines > 0 => Some(serve.lines),
+                GuestReport::Serve(serve) if serve.lines > 0 => Some(serve.lines),
                 _ => None,
             },
         )

@@ -14,7 +14,7 @@ pub use ram_held::RAM_MIB;
 pub use random::Random;
 
 use crate::{Guest, LONG, Migration, MigrationPlan, left_in, log};
-use hikkoshi_lab::{Report, Vm};
+use hikkoshi_lab::{GuestReport, Vm};
 use ram_held::ram_held;
 use random::seed;
 use std::ffi::OsString;
@@ -204,12 +204,12 @@ fn wait_for_recovery(vm: &Vm, first: usize) -> Duration {
     let (mut spans, mut touch_us) = (Vec::new(), 0.0f64);
     let now = vm.console().len();
     vm.wait_report("work after an interruption", now, LONG, |report| {
-        reports += u32::from(matches!(report, Report::Verify(_)));
+        reports += u32::from(matches!(report, GuestReport::Verify(_)));
         (reports == 2).then_some(())
     })
     .unwrap();
     for line in vm.console().since(first) {
-        if let Report::Verify(verify) = &line.report
+        if let GuestReport::Verify(verify) = &line.report
             && *line.vm == *vm.name()
         {
             spans.push(verify.span_ms);

@@ -85,7 +85,7 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
     }
     for socket in has_kind(Kind::Socket) {
         if migrations.must_follow(&socket.name) {
-            follow(socket, migrations, stop);
+            follow_socket(socket, migrations, stop);
         }
     }
     let mut names: BTreeSet<&str> = files.iter().map(|file| &*file.name).collect();
@@ -100,7 +100,7 @@ fn is_plain(entry: &Entry) -> bool {
 }
 
 /// Follows a socket in a thread of its own.
-fn follow(entry: &Entry, migrations: &Migrations, stop: &Arc<AtomicBool>) {
+fn follow_socket(entry: &Entry, migrations: &Migrations, stop: &Arc<AtomicBool>) {
     let (name, path) = (entry.name.clone(), entry.path.clone());
     let (followed, stop) = (migrations.clone(), Arc::clone(stop));
     let thread = thread::Builder::new().name("dash-follow".into());

@@ -56,7 +56,7 @@ impl BackgroundSender {
             writer,
             reader,
             window: Window::new(now),
-            rate_limit: bandwidth.follow(),
+            rate_limit: bandwidth.present_limit(),
             urgent_activity: None,
             progress_timeout: None,
             last_progress: now,

@@ -60,8 +60,8 @@ impl Bandwidth {
         present.as_ref().map(|limit| limit.bytes_per_second())
     }
 
-    /// For one link.
-    pub(crate) fn follow(&self) -> PresentLimit {
+    /// The present limit, as one link sees it.
+    pub(crate) fn present_limit(&self) -> PresentLimit {
         let (version, limit) = self.read();
         PresentLimit {
             bandwidth: self.clone(),
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_change_reaches_a_link_that_has_used_the_limit() {
         let bandwidth = Bandwidth::unlimited();
-        let mut link = bandwidth.follow();
+        let mut link = bandwidth.present_limit();
         assert!(link.get().is_none() && bandwidth.get().is_none());
         assert_eq!(bandwidth.set(Some(1000)), None);
         assert_eq!(link.get().map(RateLimit::bytes_per_second), Some(1000));
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_link_does_not_wait_for_what_was_sent_under_a_lower_limit() {
         let bandwidth = Bandwidth::new(Some(1));
-        let mut link = bandwidth.follow();
+        let mut link = bandwidth.present_limit();
         let now = Instant::now();
         link.get().unwrap().spend(1 << 20, now);
         assert!(link.get().unwrap().wait(now) > Duration::from_secs(1 << 19));
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn links_share_a_limit() {
         let bandwidth = Bandwidth::new(Some(1_000_000));
-        let (mut one, mut other) = (bandwidth.follow(), bandwidth.clone().follow());
+        let (mut one, mut other) = (bandwidth.present_limit(), bandwidth.clone().present_limit());
         bandwidth.set(Some(1000));
         let now = Instant::now();
         one.get().unwrap().spend(1000, now);
@@ -144,7 +144,7 @@ mod models {
     fn loom_model_a_changed_limit_is_seen_in_order() {
         loom::model(|| {
             let bandwidth = Bandwidth::new(Some(1));
-            let mut link = bandwidth.follow();
+            let mut link = bandwidth.present_limit();
             let changed = bandwidth.clone();
             let thread = thread::spawn(move || {
                 changed.set(Some(2));

@@ -21,7 +21,7 @@ use crate::device_tree::is_tpm;
 use crate::disks::{self, ChosenDisks, CopiedDisk, DiskSelection, OfferedDisks, SelectError};
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
-pub use crate::parts::{Held, MemoryPart, Part, Verdict};
+pub use crate::parts::{MemoryPart, PageHolder, Part, Verdict};
 use crate::process::exclusive_access;
 pub use crate::process::privileges::{NoUserfaultfd, Privileges};
 use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError, migration_status};
@@ -384,7 +384,10 @@ impl Checked {
         }
         let ends_with_qemu = |memory: &&MemoryPart| {
             memory.backend.is_some()
-                && matches!(memory.held, Some(Held::Private | Held::PrivateFile))
+                && matches!(
+                    memory.held,
+                    Some(PageHolder::Private | PageHolder::PrivateFile)
+                )
         };
         let private: Vec<_> = self.memory.iter().filter(ends_with_qemu).collect();
         if let [first, ..] = private.as_slice() {
@@ -396,7 +399,7 @@ impl Checked {
             ));
         }
         let on_disk = |part: &&MemoryPart| match (part.held, &part.path) {
-            (Some(Held::SharedFile), Some(path)) => {
+            (Some(PageHolder::SharedFile), Some(path)) => {
                 // Whatever has the name by now, it is not opened.
                 let flags = OFlags::PATH | OFlags::CLOEXEC;
                 let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty());

@@ -109,10 +109,11 @@ pub trait Monitor: fmt::Debug + Send + Sync {
 
     /// The guest is about to be moved. Watches from now on what its owner does to it, until this is
     /// dropped; does not wait.
-    fn watch(&self) {}
+    fn watch_owner(&self) {}
 
-    /// The guest may belong to the destination from now on. Watches it, as [`watch`](Self::watch).
-    /// It was `paused` at that time, or `None`: before another engine handed it over.
+    /// The guest may belong to the destination from now on. Watches it, as
+    /// [`watch_owner`](Self::watch_owner). It was `paused` at that time, or `None`: before another
+    /// engine handed it over.
     fn handing_over(&self, paused: Option<SystemTime>) {
         let _ = paused;
     }

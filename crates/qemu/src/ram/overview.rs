@@ -6,7 +6,7 @@ use hikkoshi_linux::Process;
 
 use super::backend;
 use super::{RamError, addresses, blocks};
-use crate::parts::{Held, MemoryPart};
+use crate::parts::{MemoryPart, PageHolder};
 use crate::process;
 use crate::process::maps::Area;
 use crate::qmp::human_monitor::human;
@@ -62,13 +62,13 @@ fn area(areas: &[Area], address: u64) -> Option<&Area> {
     areas.get(first).filter(|area| area.start <= address)
 }
 
-fn held(area: &Area) -> Held {
+fn held(area: &Area) -> PageHolder {
     match (area.is_file(), area.shared) {
-        (false, _) => Held::Private,
-        (true, false) => Held::PrivateFile,
+        (false, _) => PageHolder::Private,
+        (true, false) => PageHolder::PrivateFile,
         // A memfd, shared anonymous memory, or a file that was removed.
-        (true, true) if area.deleted => Held::UnnamedFile,
-        (true, true) => Held::SharedFile,
+        (true, true) if area.deleted => PageHolder::UnnamedFile,
+        (true, true) => PageHolder::SharedFile,
     }
 }
 
@@ -91,11 +91,11 @@ mod tests {
         assert_eq!(
             kinds,
             [
-                Held::SharedFile,
-                Held::UnnamedFile,
-                Held::UnnamedFile,
-                Held::PrivateFile,
-                Held::Private,
+                PageHolder::SharedFile,
+                PageHolder::UnnamedFile,
+                PageHolder::UnnamedFile,
+                PageHolder::PrivateFile,
+                PageHolder::Private,
             ]
         );
         let found = area(&areas, 0x7f00_0000_1800).unwrap();

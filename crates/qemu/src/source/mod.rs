@@ -405,7 +405,7 @@ impl QemuSource {
         if self.move_lock.is_some() || !self.monitor.is_shared() {
             return Ok(());
         }
-        self.monitor.watch();
+        self.monitor.watch_owner();
         self.node_may_exist = true;
         match MoveLock::add(connected(&mut self.client)?) {
             Ok(lock) => {

@@ -12,7 +12,8 @@ use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use error_reporter::Report as ErrorReport;
 use hikkoshi_lab::{
-    Lab, LabError, QemuVersion, Ram, Report, RunningProgram, StandardError, Vm, VmConfig, Workload,
+    GuestReport, Lab, LabError, QemuVersion, Ram, RunningProgram, StandardError, Vm, VmConfig,
+    Workload,
 };
 use rustix::process::Signal;
 
@@ -257,7 +258,7 @@ fn report(vm: &Vm, first: usize, slowest: &str) {
     let lines = vm.console().since(first);
     let reports = || {
         lines.iter().filter_map(|line| match &line.report {
-            Report::Verify(verify) => Some((&line.vm, verify)),
+            GuestReport::Verify(verify) => Some((&line.vm, verify)),
             _ => None,
         })
     };

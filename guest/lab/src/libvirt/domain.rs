@@ -1,7 +1,7 @@
 //! The guest of a domain, on whichever host it runs.
 
 use super::{DomainConfig, DomainConsole, LibvirtHost, LibvirtHosts};
-use crate::{Console, LabError, Report, Verdict, spawn, vm};
+use crate::{Console, GuestReport, LabError, Verdict, spawn, vm};
 use std::collections::HashMap;
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -75,7 +75,7 @@ impl<'h> Domain<'h> {
             domain.open_terminal(source)?;
         }
         domain.wait_report(source, "the workload to start", 0, BOOT_TIMEOUT, |report| {
-            matches!(report, Report::Ready(_)).then_some(())
+            matches!(report, GuestReport::Ready(_)).then_some(())
         })?;
         Ok(domain)
     }
@@ -172,7 +172,7 @@ impl<'h> Domain<'h> {
         what: &str,
         first: usize,
         timeout: Duration,
-        mut wanted: impl FnMut(&Report) -> Option<T>,
+        mut wanted: impl FnMut(&GuestReport) -> Option<T>,
     ) -> Result<T, LabError> {
         let waited = self.console.wait_for(what, first, timeout, |line| {
             (*line.vm == *host.name())
@@ -215,9 +215,9 @@ impl<'h> Domain<'h> {
         let mut reports = 0;
         self.wait_report(host, "work", first, timeout, |report| {
             let work = match report {
-                Report::Verify(verify) => verify.latency.accesses > 0,
-                Report::Dirty(dirty) => dirty.latency.accesses > 0,
-                Report::Idle(_) => true,
+                GuestReport::Verify(verify) => verify.latency.accesses > 0,
+                GuestReport::Dirty(dirty) => dirty.latency.accesses > 0,
+                GuestReport::Idle(_) => true,
                 _ => false,
             };
             reports += u32::from(work);
@@ -225,7 +225,7 @@ impl<'h> Domain<'h> {
         })?;
         self.send(host, "sweep")?;
         self.wait_report(host, "a verdict", first, timeout, |report| match report {
-            Report::Verdict(verdict) => Some(*verdict),
+            GuestReport::Verdict(verdict) => Some(*verdict),
             _ => None,
         })
     }

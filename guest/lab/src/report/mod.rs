@@ -7,7 +7,7 @@ pub use latency::{FineHistogram, Histogram, Latency};
 
 /// A parsed console line.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Report {
+pub enum GuestReport {
     /// The workload starts.
     Ready(Ready),
     /// A report of `dirty`.
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_report_is_parsed() {
-        let Report::Verify(verify) = Report::parse(VERIFY) else {
+        let GuestReport::Verify(verify) = GuestReport::parse(VERIFY) else {
             panic!("not parsed");
         };
         assert!(verify.ok);
@@ -349,8 +349,8 @@ mod tests {
         assert_eq!(verify.latency.histogram.below_us(0.99), Some(1));
         assert_eq!(verify.latency.histogram.below_us(1.0), Some(256));
         assert_eq!(
-            Report::parse("verdict: BAD pages=7 bad=2 disk_pages=0"),
-            Report::Verdict(Verdict {
+            GuestReport::parse("verdict: BAD pages=7 bad=2 disk_pages=0"),
+            GuestReport::Verdict(Verdict {
                 ok: false,
                 pages: 7,
                 bad: 2,
@@ -362,15 +362,26 @@ mod tests {
     #[test]
     fn a_truncated_line_is_not_parsed() {
         for cut in 0..VERIFY.rfind("hist").unwrap() {
-            assert_eq!(Report::parse(&VERIFY[..cut]), Report::Other, "{cut}");
+            assert_eq!(
+                GuestReport::parse(&VERIFY[..cut]),
+                GuestReport::Other,
+                "{cut}"
+            );
         }
-        assert_eq!(Report::parse("[    1.0] reboot: Power down"), Report::Other);
-        assert_eq!(Report::parse("verdict: maybe pages=1 bad=0"), Report::Other);
+        assert_eq!(
+            GuestReport::parse("[    1.0] reboot: Power down"),
+            GuestReport::Other
+        );
+        assert_eq!(
+            GuestReport::parse("verdict: maybe pages=1 bad=0"),
+            GuestReport::Other
+        );
     }
 
     #[test]
     fn a_fine_histogram_is_parsed() {
-        let Report::Slow(slow) = Report::parse("slow: ok count=100 sum_us=9000 fine=40:98,80:2")
+        let GuestReport::Slow(slow) =
+            GuestReport::parse("slow: ok count=100 sum_us=9000 fine=40:98,80:2")
         else {
             panic!("not parsed");
         };
@@ -381,9 +392,12 @@ mod tests {
             "from 32 to below 36 µs"
         );
         assert_eq!(slow.fine.below_us(0.99), Some(1152.0));
-        let none = Report::parse("slow: ok count=0 sum_us=0 fine=-");
-        assert_eq!(none, Report::Slow(Slow::default()));
-        assert_eq!(Report::parse("slow: ok count=1 sum_us=2"), Report::Other);
+        let none = GuestReport::parse("slow: ok count=0 sum_us=0 fine=-");
+        assert_eq!(none, GuestReport::Slow(Slow::default()));
+        assert_eq!(
+            GuestReport::parse("slow: ok count=1 sum_us=2"),
+            GuestReport::Other
+        );
     }
 
     #[test]
@@ -394,10 +408,13 @@ mod tests {
             kvm_clock: true,
         };
         assert_eq!(
-            Report::parse("clocks: ok ticks=12 ns=5 kvm_clock=1"),
-            Report::Clocks(clocks)
+            GuestReport::parse("clocks: ok ticks=12 ns=5 kvm_clock=1"),
+            GuestReport::Clocks(clocks)
         );
-        assert_eq!(Report::parse("clocks: ok ticks=12 ns=5"), Report::Other);
+        assert_eq!(
+            GuestReport::parse("clocks: ok ticks=12 ns=5"),
+            GuestReport::Other
+        );
     }
 
     #[test]
@@ -414,13 +431,16 @@ mod tests {
             repeated: 2,
             waiting: 7,
         };
-        assert_eq!(Report::parse(line), Report::Totals(totals));
+        assert_eq!(GuestReport::parse(line), GuestReport::Totals(totals));
         let off = line.replace("=on", "=off").replace("=7", "=0");
-        let Report::Totals(totals) = Report::parse(&off) else {
+        let GuestReport::Totals(totals) = GuestReport::parse(&off) else {
             panic!("not parsed: {off}");
         };
         assert_eq!((totals.async_faults, totals.waiting), (false, 0));
-        assert_eq!(Report::parse("totals: ok async_pf=on"), Report::Other);
+        assert_eq!(
+            GuestReport::parse("totals: ok async_pf=on"),
+            GuestReport::Other
+        );
     }
 
     #[test]
@@ -428,7 +448,7 @@ mod tests {
         let line = "faults: ok t=1.009 span_ms=505 not_present=3 ready=2 broadcasts=0 unmatched=0 \
                     synchronous=4 repeated=1 waiting=1 wait_mean_us=10.500 wait_max_us=20.000 \
                     wait_hist=4:1,5:1";
-        let Report::Faults(faults) = Report::parse(line) else {
+        let GuestReport::Faults(faults) = GuestReport::parse(line) else {
             panic!("not parsed");
         };
         assert_eq!((faults.not_present, faults.waits.count()), (3, 2));
@@ -441,21 +461,24 @@ mod tests {
             ready: 3,
             resumed: 4,
         };
-        assert_eq!(Report::parse(line), Report::Fault(fault));
-        assert_eq!(Report::parse("noted: ok faults=7"), Report::Noted(7));
+        assert_eq!(GuestReport::parse(line), GuestReport::Fault(fault));
+        assert_eq!(
+            GuestReport::parse("noted: ok faults=7"),
+            GuestReport::Noted(7)
+        );
         let line = "processors: ok t=1.009 span_ms=505 ran_ms=1.500,2.000 idle_ms=3.000,4.000 \
                     stalled_ms=0.000,0.000 kvm_ms=0.500,0.600 scheduler_ms=0.100,0.200 switches=7";
-        let Report::Processors(processors) = Report::parse(line) else {
+        let GuestReport::Processors(processors) = GuestReport::parse(line) else {
             panic!("not parsed");
         };
         assert_eq!(processors.ran, [1.5, 2.0]);
         assert_eq!(processors.in_kvm, [0.5, 0.6]);
         assert_eq!(processors.scheduler, [0.1, 0.2]);
         let bad = line.replace("2.000", "-");
-        assert_eq!(Report::parse(&bad), Report::Other);
+        assert_eq!(GuestReport::parse(&bad), GuestReport::Other);
         let line = "task: ok number=1 processor=0 accesses=9 ran_ms=1.000 queued_ms=2.000 \
                     waited_ms=3.000 faults=4 synchronous=0 repeated=0 wait_mean_us=0.000";
-        let Report::Task(task) = Report::parse(line) else {
+        let GuestReport::Task(task) = GuestReport::parse(line) else {
             panic!("not parsed");
         };
         assert_eq!((task.number, task.accesses, task.faults), (1, 9, 4));
@@ -475,24 +498,24 @@ mod tests {
             echoed: Some(5),
             drawn: None,
         };
-        assert_eq!(Report::parse(line), Report::Devices(devices));
+        assert_eq!(GuestReport::parse(line), GuestReport::Devices(devices));
         let cut = line.rfind(" drawn").unwrap();
-        assert_eq!(Report::parse(&line[..cut]), Report::Other);
+        assert_eq!(GuestReport::parse(&line[..cut]), GuestReport::Other);
     }
 
     #[test]
     fn a_disk_report_is_parsed() {
         let line = "disk: ok t=1.003 span_ms=1003 bad=0 reads=41 writes=2 read_kib=5248 written_kib=256 files=1 passes=3";
-        let Report::Disk(work) = Report::parse(line) else {
+        let GuestReport::Disk(work) = GuestReport::parse(line) else {
             panic!("not parsed");
         };
         assert_eq!((work.reads, work.written_kib, work.passes), (41, 256, 3));
-        assert_eq!(Report::parse(&line[..90]), Report::Other);
+        assert_eq!(GuestReport::parse(&line[..90]), GuestReport::Other);
     }
 
     #[test]
     fn intervals_add_up() {
-        let Report::Verify(one) = Report::parse(VERIFY) else {
+        let GuestReport::Verify(one) = GuestReport::parse(VERIFY) else {
             panic!("not parsed");
         };
         let mut sum = Latency::default();

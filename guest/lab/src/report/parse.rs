@@ -2,7 +2,7 @@
 
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{
-    Clocks, Devices, Dirty, DiskWork, Fault, Faults, Idle, Processors, Ready, Report, Scan,
+    Clocks, Devices, Dirty, DiskWork, Fault, Faults, GuestReport, Idle, Processors, Ready, Scan,
     Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
 };
 
@@ -46,8 +46,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl Report {
-    /// Parses a line; an incomplete one is [`Report::Other`].
+impl GuestReport {
+    /// Parses a line; an incomplete one is [`GuestReport::Other`].
     pub fn parse(line: &str) -> Self {
         Self::try_parse(line).unwrap_or(Self::Other)
     }

@@ -15,8 +15,8 @@ use self::process::VmProcess;
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
-    Clocks, Console, Devices, Disk, Fault, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready,
-    Report, Slow, Task, Throttle, Totals, Verdict,
+    Clocks, Console, Devices, Disk, Fault, GuestReport, Lab, LabError, MemoryLimit, Namespace, Qmp,
+    Ready, Slow, Task, Throttle, Totals, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -100,8 +100,8 @@ impl Vm {
             0,
             BOOT_TIMEOUT,
             |report| match report {
-                Report::Ready(ready) => Some(Ok(ready.clone())),
-                Report::Failed(reason) => Some(Err(reason.clone())),
+                GuestReport::Ready(ready) => Some(Ok(ready.clone())),
+                GuestReport::Failed(reason) => Some(Err(reason.clone())),
                 _ => None,
             },
         )?
@@ -135,7 +135,7 @@ impl Vm {
         what: &str,
         first: usize,
         timeout: Duration,
-        mut wanted: impl FnMut(&Report) -> Option<T>,
+        mut wanted: impl FnMut(&GuestReport) -> Option<T>,
     ) -> Result<T, LabError> {
         let deadline = Instant::now() + timeout;
         let mut from = first;
@@ -170,7 +170,7 @@ impl Vm {
         what: &str,
         first: usize,
         timeout: Duration,
-        mut wanted: impl FnMut(&Report) -> Option<T>,
+        mut wanted: impl FnMut(&GuestReport) -> Option<T>,
     ) -> Result<Option<T>, LabError> {
         let found = self.console.wait_for(what, first, timeout, |line| {
             (*line.vm == *self.name)
@@ -211,7 +211,7 @@ impl Vm {
         let first = self.console.len();
         self.send("sweep")?;
         self.wait_report("a verdict", first, timeout, |report| match report {
-            Report::Verdict(verdict) => Some(*verdict),
+            GuestReport::Verdict(verdict) => Some(*verdict),
             _ => None,
         })
     }
@@ -228,7 +228,7 @@ impl Vm {
             first,
             timeout,
             |report| match report {
-                Report::Slow(slow) => Some(slow.clone()),
+                GuestReport::Slow(slow) => Some(slow.clone()),
                 _ => None,
             },
         )
@@ -246,7 +246,7 @@ impl Vm {
             first,
             timeout,
             |report| match report {
-                Report::Clocks(clocks) => Some(*clocks),
+                GuestReport::Clocks(clocks) => Some(*clocks),
                 _ => None,
             },
         )
@@ -260,7 +260,7 @@ impl Vm {
         let first = self.console.len();
         self.send("totals")?;
         self.wait_report("totals", first, timeout, |report| match report {
-            Report::Totals(totals) => Some(*totals),
+            GuestReport::Totals(totals) => Some(*totals),
             _ => None,
         })
     }
@@ -275,7 +275,7 @@ impl Vm {
         let mut tasks = Vec::new();
         self.wait_report("tasks", first, timeout, |report| {
             // A line may be seen twice.
-            if let Report::Task(task) = report
+            if let GuestReport::Task(task) = report
                 && task.number == tasks.len() as u64
             {
                 tasks.push(task.clone());
@@ -294,12 +294,12 @@ impl Vm {
         self.send("faults")?;
         let what = "the faults that the guest has noted";
         let noted = self.wait_report(what, first, timeout, |report| match report {
-            Report::Noted(faults) => Some(*faults),
+            GuestReport::Noted(faults) => Some(*faults),
             _ => None,
         })?;
         let lines = self.console.since(first);
         let faults = lines.iter().filter_map(|line| match line.report {
-            Report::Fault(fault) if *line.vm == self.name => Some(fault),
+            GuestReport::Fault(fault) if *line.vm == self.name => Some(fault),
             _ => None,
         });
         Ok(faults.take(usize::try_from(noted).unwrap_or(0)).collect())
@@ -314,8 +314,8 @@ impl Vm {
         self.send("devices")?;
         let what = "the guest's devices";
         self.wait_report(what, first, timeout, |report| match report {
-            Report::Devices(devices) => Some(Ok(devices.clone())),
-            Report::Failed(reason) => Some(Err(reason.clone())),
+            GuestReport::Devices(devices) => Some(Ok(devices.clone())),
+            GuestReport::Failed(reason) => Some(Err(reason.clone())),
             _ => None,
         })?
         .map_err(|reason| self.failed(what, &reason))

@@ -2,7 +2,7 @@
 //! is.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Pattern, Ram, RamBackend, Report, Vm, VmConfig, Workload};
+use hikkoshi_lab::{GuestReport, Pattern, Ram, RamBackend, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Exit, Guest, JsonSchema, LONG, MigrationPlan, Program, QemuState, TestEnv, assert_refused,
     hikkoshi, log,
@@ -134,8 +134,8 @@ fn measure_with(vm: &Vm, more: &[&str]) -> (Value, f64) {
     // Until the report of the interval in which it ended has arrived, also if it is late.
     let next = vm.console().len();
     let mut reports = 0;
-    let enough = |report: &Report| {
-        reports += u32::from(matches!(report, Report::Dirty(_)));
+    let enough = |report: &GuestReport| {
+        reports += u32::from(matches!(report, GuestReport::Dirty(_)));
         (reports == 3).then_some(())
     };
     vm.wait_report("three reports", next, LONG, enough).unwrap();
@@ -151,7 +151,7 @@ fn accesses(vm: &Vm, began: Instant, ended: Instant) -> f64 {
     let reports: Vec<_> = lines
         .iter()
         .filter_map(|line| match &line.report {
-            Report::Dirty(report) => Some((line.at, report)),
+            GuestReport::Dirty(report) => Some((line.at, report)),
             _ => None,
         })
         .collect();

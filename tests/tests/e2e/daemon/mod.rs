@@ -11,7 +11,7 @@ mod service_manager;
 mod unfinished;
 mod without_guests;
 
-use hikkoshi_lab::{ExpectedVm, Report, Vm, VmConfig, Workload};
+use hikkoshi_lab::{ExpectedVm, GuestReport, Vm, VmConfig, Workload};
 use hikkoshi_tests::{Exit, LONG, Program, QemuState, TestEnv, eventually, hikkoshi, log};
 use rustix::process::Pid;
 use std::ffi::OsString;
@@ -233,7 +233,7 @@ impl Moved {
         let lines = self.destination.console().lines();
         let bad = lines
             .iter()
-            .find(|line| matches!(line.report, Report::Bad(_)));
+            .find(|line| matches!(line.report, GuestReport::Bad(_)));
         assert!(bad.is_none(), "{bad:?}");
         QemuState::assert_no_userfaultfd(&self.destination);
         log(format!("{}: moved by the daemon, and healthy", self.name));

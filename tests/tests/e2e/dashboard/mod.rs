@@ -74,7 +74,7 @@ impl Dashboard {
 
     /// Reads `/events` in a thread until both sides of a migration have ended. The result are, by
     /// side, the phases that it saw and the exit status.
-    fn follow(&self) -> impl FnOnce() -> [(BTreeSet<String>, u8); 2] + use<> {
+    fn read_events(&self) -> impl FnOnce() -> [(BTreeSet<String>, u8); 2] + use<> {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream
@@ -214,7 +214,7 @@ fn prometheus_scrapes_a_move_and_its_end() {
     let dashboard = Dashboard::start(&folder);
     let prometheus = Prometheus::start(env.lab(), dashboard.address).unwrap();
     let mut guest = Guest::boot(&env, busy_guest());
-    let events = dashboard.follow();
+    let events = dashboard.read_events();
     let plan = MigrationPlan::new("postcopy")
         .journals_at(&folder, &folder)
         .hold_at(Breakpoint::after(MessageKind::Request).nth(20));

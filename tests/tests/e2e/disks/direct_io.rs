@@ -7,7 +7,7 @@
 
 use hikkoshi_lab::QemuVersion::{V7_2, V10_0, V11_1};
 use hikkoshi_lab::{
-    Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, LabError, QemuVersion, Ram, Report,
+    Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, GuestReport, LabError, QemuVersion, Ram,
     Throttle, VmConfig, Workload,
 };
 use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, log};
@@ -78,8 +78,8 @@ impl Hosts {
         self.throttle.set(0).unwrap();
         let guest = Guest::boot(env, config);
         let mut kib = 0;
-        let full = |report: &Report| {
-            if let Report::Disk(work) = report {
+        let full = |report: &GuestReport| {
+            if let GuestReport::Disk(work) = report {
                 kib += work.read_kib;
             }
             (kib >= 2 * ARENA_MIB * 1024).then_some(())
@@ -212,8 +212,8 @@ fn without_draining_pages_are_stale() {
         ));
         if verdict.bad > 0 {
             // The slot's previous data, or zeros in memory that was never read into.
-            let lost = |report: &Report| match report {
-                Report::Bad(finding) => ["fault=stale", "fault=zero"]
+            let lost = |report: &GuestReport| match report {
+                GuestReport::Bad(finding) => ["fault=stale", "fault=zero"]
                     .iter()
                     .any(|fault| finding.contains(fault)),
                 _ => false,

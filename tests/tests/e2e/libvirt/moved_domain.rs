@@ -7,7 +7,8 @@ use hikkoshi_lab::libvirt::{
     Domain, DomainConfig, DomainConsole, DomainEvents, LibvirtHost, LibvirtHosts,
 };
 use hikkoshi_lab::{
-    DatagramClient, Disk, DiskContent, DiskFormat, DiskImage, GuestNetwork, Pace, Report, Workload,
+    DatagramClient, Disk, DiskContent, DiskFormat, DiskImage, GuestNetwork, GuestReport, Pace,
+    Workload,
 };
 use hikkoshi_tests::{
     DomainMove, DomainPlan, JsonReport, LONG, RedisLoad, TestEnv, log, virsh_migrate,
@@ -288,8 +289,8 @@ pub(crate) fn rich_domain_is_moved(how: How) {
     std::fs::write(source.folder().join("dimm.xml"), DIMM).unwrap();
     let plug = ["attach-device", "guest", "/srv/host/dimm.xml", "--live"];
     source.virsh(&plug).unwrap();
-    let in_use = |report: &Report| match report {
-        Report::Verify(verify) => (verify.pages >= GROWN_MIB * 256).then_some(()),
+    let in_use = |report: &GuestReport| match report {
+        GuestReport::Verify(verify) => (verify.pages >= GROWN_MIB * 256).then_some(()),
         _ => None,
     };
     domain

@@ -3,7 +3,7 @@
 
 use super::moved_domain::{How, LibvirtTest, assert_healthy, file_system};
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
-use hikkoshi_lab::{Report, Workload};
+use hikkoshi_lab::{GuestReport, Workload};
 use hikkoshi_tests::MessageKind::Pages;
 use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, LONG};
 
@@ -50,7 +50,7 @@ fn internal_snapshots_can_be_used_at_the_destination() {
     destination
         .virsh(&["snapshot-revert", "guest", "first"])
         .unwrap();
-    let works = |report: &Report| matches!(report, Report::Verify(_)).then_some(());
+    let works = |report: &GuestReport| matches!(report, GuestReport::Verify(_)).then_some(());
     domain
         .wait_report(destination, "it as it was", first, LONG, works)
         .unwrap();

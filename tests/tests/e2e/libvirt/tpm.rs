@@ -3,7 +3,7 @@
 
 use super::moved_domain::{How, LibvirtTest, assert_healthy};
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
-use hikkoshi_lab::{Devices, Firmware, Report, Workload};
+use hikkoshi_lab::{Devices, Firmware, GuestReport, Workload};
 use hikkoshi_tests::{DomainMove, DomainPlan, LONG};
 
 const TPM: &str = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>";
@@ -21,8 +21,8 @@ fn use_tpm(domain: &Domain<'_>, host: &LibvirtHost) -> Devices {
     let first = domain.console().len();
     domain.send(host, "devices").unwrap();
     let devices = domain.wait_report(host, "its TPM", first, LONG, |report| match report {
-        Report::Devices(devices) => Some(devices.clone()),
-        Report::Failed(reason) => panic!("{reason}"),
+        GuestReport::Devices(devices) => Some(devices.clone()),
+        GuestReport::Failed(reason) => panic!("{reason}"),
         _ => None,
     });
     devices.unwrap()
@@ -82,7 +82,7 @@ fn a_persistent_domain_with_uefi_firmware_and_a_tpm_is_started_again() {
         // On the way back, it replaces an older one.
         assert_eq!(states(there), stored, "what outlives a start");
         there.virsh(&["start", "guest"]).unwrap();
-        let ready = |report: &Report| matches!(report, Report::Ready(_)).then_some(());
+        let ready = |report: &GuestReport| matches!(report, GuestReport::Ready(_)).then_some(());
         domain
             .wait_report(there, "it to start again", first, LONG, ready)
             .unwrap();

@@ -2,7 +2,7 @@
 //! runs.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Ram, RamBackend, Report, Scanned, Totals, Vm, VmConfig, Workload};
+use hikkoshi_lab::{GuestReport, Ram, RamBackend, Scanned, Totals, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, ThreadFaults, eventually,
     kvm_present, log,
@@ -54,7 +54,7 @@ fn push_the_rest(migration: &mut Migration) {
 
 fn wait_scanned(vm: &Vm) -> Scanned {
     vm.wait_report("the end of the scan", 0, LONG, |report| match report {
-        Report::Scanned(scanned) => Some(*scanned),
+        GuestReport::Scanned(scanned) => Some(*scanned),
         _ => None,
     })
     .unwrap()

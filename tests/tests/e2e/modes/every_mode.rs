@@ -1,7 +1,7 @@
 //! The three modes, with one, two and four processors, and with busy, idle and growing guests.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Report, VmConfig, Workload};
+use hikkoshi_lab::{GuestReport, VmConfig, Workload};
 use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, Transport};
 
 const MODES: [&str; 3] = ["hybrid", "postcopy", "precopy"];
@@ -65,8 +65,8 @@ fn zero_pages_and_memory_first_touched_during_migration() {
         .option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for mode in MODES {
-        let pages = |report: &Report| match report {
-            Report::Verify(verify) => Some(verify.pages),
+        let pages = |report: &GuestReport| match report {
+            GuestReport::Verify(verify) => Some(verify.pages),
             _ => None,
         };
         let first = guest.vm().console().len();

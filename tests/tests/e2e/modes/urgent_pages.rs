@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
-    GuestNetwork, HostPair, HugePageSize, HugePages, Pattern, Ram, RateLimit, Report, VmConfig,
-    Workload,
+    GuestNetwork, GuestReport, HostPair, HugePageSize, HugePages, Pattern, Ram, RateLimit,
+    VmConfig, Workload,
 };
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonReport, LONG, MessageKind, Migration, MigrationPlan, TestEnv,
@@ -105,7 +105,7 @@ fn four_processors_fault_on_the_same_pages() {
     let there = &migration.destination;
     there
         .wait_report("all pages seen", there.console().len(), LONG, |report| {
-            let Report::Verify(verify) = report else {
+            let GuestReport::Verify(verify) = report else {
                 return None;
             };
             intervals += 1;

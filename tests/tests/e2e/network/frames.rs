@@ -3,7 +3,7 @@
 
 use super::guests::Client;
 use hikkoshi_lab::{
-    DatagramClient, Datagrams, GuestNetwork, Namespace, Nic, Pace, QemuVersion, Report, Serve,
+    DatagramClient, Datagrams, GuestNetwork, GuestReport, Namespace, Nic, Pace, QemuVersion, Serve,
     VmConfig, Workload,
 };
 use hikkoshi_network_frames::{Captured, MacAddress, announcement};
@@ -180,7 +180,7 @@ fn received(guest: &Guest<'_>, sent: u32) -> Serve {
     guest
         .vm()
         .wait_report("what the guest has received", first, LONG, |report| {
-            let Report::Serve(serve) = report else {
+            let GuestReport::Serve(serve) = report else {
                 return None;
             };
             // The first line may be older than the last datagram.

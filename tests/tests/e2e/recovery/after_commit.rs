@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
-use hikkoshi_lab::Report;
+use hikkoshi_lab::GuestReport;
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Program, TestEnv,
     Transport, Victim, assert_command_refused, assert_not_running, busy_guest, eventually,
@@ -205,7 +205,7 @@ fn a_wait_over_an_outage_is_reported_in_full() {
     // its reports, if the page was the kernel's.
     let lines = guest.vm().console().since(before).into_iter();
     let waits = lines.filter_map(|line| match line.report {
-        Report::Verify(verify) => {
+        GuestReport::Verify(verify) => {
             let late = verify.span_ms.saturating_sub(REPORTS_MS);
             Some(verify.latency.max_us.max(late as f64 * 1e3))
         }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
-use hikkoshi_lab::{Report, VmConfig, Workload};
+use hikkoshi_lab::{GuestReport, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, FaultDrill, Guest, LONG, MessageKind, MigrationPlan, QemuState, TestEnv, Transport,
     busy_guest,
@@ -32,7 +32,7 @@ fn killed_when_all_pages_are_received() {
     let mut before = None;
     there
         .wait_report("more memory", there.console().len(), LONG, |report| {
-            let Report::Verify(verify) = report else {
+            let GuestReport::Verify(verify) = report else {
                 return None;
             };
             let more = verify.pages > *before.get_or_insert(verify.pages);

@@ -245,7 +245,7 @@ fn assert_no_wrong_page(guest: &Guest<'_>) {
     for line in guest.vm().console().lines() {
         let wrong = matches!(
             line.report,
-            hikkoshi_lab::Report::Bad(_) | hikkoshi_lab::Report::Failed(_)
+            hikkoshi_lab::GuestReport::Bad(_) | hikkoshi_lab::GuestReport::Failed(_)
         );
         assert!(!wrong, "{}: {}", line.vm, line.text);
     }

@@ -3,8 +3,8 @@
 use error_reporter::Report;
 use hikkoshi_engine::{Comparison, DestinationObstacle, Mode};
 use hikkoshi_qemu::{
-    AsynchronousFaultSupport, AttachError, CardPart, Checked, CopiedPart, Held, Job, MemoryPart,
-    Part, Verdict,
+    AsynchronousFaultSupport, AttachError, CardPart, Checked, CopiedPart, Job, MemoryPart,
+    PageHolder, Part, Verdict,
 };
 use serde::Serialize;
 
@@ -239,10 +239,10 @@ impl ObstacleReport {
 impl<'a> MemoryReport<'a> {
     fn new(part: &'a MemoryPart) -> Self {
         let held = part.held.map(|held| match held {
-            Held::SharedFile => "shared_file",
-            Held::UnnamedFile => "unnamed_file",
-            Held::PrivateFile => "private_file",
-            Held::Private => "private",
+            PageHolder::SharedFile => "shared_file",
+            PageHolder::UnnamedFile => "unnamed_file",
+            PageHolder::PrivateFile => "private_file",
+            PageHolder::Private => "private",
         });
         Self {
             id: &part.id,

@@ -6,8 +6,8 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use hikkoshi_lab::{
-    Device, Disk, DiskBus, DiskContent, DiskFormat, DiskImage, GuestNetwork, Lab, QemuVersion,
-    Report, VmConfig, Workload,
+    Device, Disk, DiskBus, DiskContent, DiskFormat, DiskImage, GuestNetwork, GuestReport, Lab,
+    QemuVersion, VmConfig, Workload,
 };
 use hikkoshi_qemu::qmp::Client;
 use serde_json::json;
@@ -95,8 +95,8 @@ fn compare_used(version: QemuVersion, machine: &str) {
         }
     }
     let first = vm.console().len();
-    let worked = |report: &Report| match report {
-        Report::Disk(work) if work.reads > 0 => Some(work.ok),
+    let worked = |report: &GuestReport| match report {
+        GuestReport::Disk(work) if work.reads > 0 => Some(work.ok),
         _ => None,
     };
     let ok = vm.wait_report("work on the disk", first, LONG, worked);
