@@ -41,7 +41,7 @@ pub fn run(rows: Vec<Row>) -> Result<String, String> {
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..crate::test_env::slots() {
+        for _ in 0..crate::environment::test_env::slots() {
             let thread = std::thread::Builder::new().name("matrix".to_owned());
             thread.spawn_scoped(scope, work).unwrap();
         }

@@ -3,7 +3,7 @@
 use super::network::{self, Card, Network};
 use super::outcome::{Outcome, Trip};
 use super::probe::{Probe, Probed, screen};
-use crate::disk::disk_on;
+use crate::guests::disk::disk_on;
 use crate::{Guest, MigrationPlan, Side, TestEnv, assert_refused, kvm_present};
 use hikkoshi_lab::{DiskBus, VmConfig, Workload};
 use std::fmt;

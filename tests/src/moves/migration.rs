@@ -1,6 +1,6 @@
 //! A running migration: both engines, both QEMUs, and the relay.
 
-use crate::disk::with_disk_of;
+use crate::guests::disk::with_disk_of;
 use crate::{
     Exits, JsonReport, JsonSchema, LONG, MigrationPlan, Program, QemuState, Relay,
     SplitBrainWatcher, TestEnv, Transport, eventually, hikkoshi, unique_address,

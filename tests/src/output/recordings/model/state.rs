@@ -2,7 +2,7 @@
 
 use hikkoshi_status::{GuestAt, Phase, Requests, Side, State, Step, TimeLeft};
 
-use crate::recordings::RecordedCase;
+use crate::output::recordings::RecordedCase;
 
 use super::{DOWNTIME, LIKELY_DOWNTIME, Model, TICK};
 

@@ -1,6 +1,6 @@
 //! A program in the place of ssh, for `migrate --rsh`.
 
-use crate::executable::write_script;
+use crate::environment::executable::write_script;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs;
 use std::path::{Path, PathBuf};

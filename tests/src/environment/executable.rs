@@ -4,7 +4,7 @@
 //! inherit a descriptor that is open for writing, and until it executes its own program, the file
 //! could not be executed (`ETXTBSY`, execve(2)).
 
-use crate::program::hikkoshi;
+use crate::programs::program::hikkoshi;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};

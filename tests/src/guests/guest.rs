@@ -1,7 +1,7 @@
 //! A guest that is migrated and checked.
 
-use crate::disk::{check_disks, with_disk};
-use crate::migration::FinishedMigration;
+use crate::guests::disk::{check_disks, with_disk};
+use crate::moves::migration::FinishedMigration;
 use crate::{
     Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, Side, TestEnv, eventually, log,
 };

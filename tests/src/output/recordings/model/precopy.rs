@@ -2,7 +2,7 @@
 
 use hikkoshi_status::Round;
 
-use crate::recordings::Ending;
+use crate::output::recordings::Ending;
 
 use super::{Model, PAGE_BYTES, TICK, add};
 

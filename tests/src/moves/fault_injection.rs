@@ -5,8 +5,8 @@ use crate::{
     When,
 };
 
-use crate::fault_drill::table_path;
 use crate::log;
+use crate::moves::fault_drill::table_path;
 use hikkoshi_lab::{Vm, VmConfig, Workload};
 use serde_json::json;
 use std::fmt;

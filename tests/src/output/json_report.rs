@@ -1,6 +1,6 @@
 //! The JSON report that `--json` writes, as documented in docs/json.md.
 
-use crate::switchover_steps::SwitchoverStep;
+use crate::output::switchover_steps::SwitchoverStep;
 use crate::{Side, free_huge_pages, log};
 use hikkoshi_status::{DiskCopy, Outage, Repeats, Round};
 use serde::Deserialize;
