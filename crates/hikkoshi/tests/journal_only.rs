@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// A kept journal, with these fields instead of its own, of a QEMU process that has exited.
 fn journal(folder: &Path, side: &str, fields: &Value) -> PathBuf {
     let kept = format!(
-        "{}/tests/journals/v3-{side}-certified.json",
+        "{}/tests/journals/{side}-certified.json",
         env!("CARGO_MANIFEST_DIR")
     );
     let mut journal: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();

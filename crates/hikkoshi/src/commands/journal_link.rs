@@ -95,7 +95,7 @@ mod tests {
 
     /// A journal in `folder`, at this stage, as if this process were its QEMU.
     fn journal(folder: &Path, number: u32, qemu: Qemu, stage: SourceStage) -> JournalFile {
-        let kept = include_bytes!("../../tests/journals/v3-source-certified.json");
+        let kept = include_bytes!("../../tests/journals/source-certified.json");
         let mut entry = SourceEntry::decode(kept).unwrap();
         entry.engine.stage = stage;
         let identity = &mut entry.qemu.identity;

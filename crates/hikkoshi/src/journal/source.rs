@@ -157,7 +157,7 @@ mod tests {
 
     /// A kept journal, for a QEMU with that number and socket.
     fn reattach_info(pid: u32, qmp: &str) -> SourceReattachInfo {
-        let kept = include_bytes!("../../tests/journals/v3-source-certified.json");
+        let kept = include_bytes!("../../tests/journals/source-certified.json");
         let kept = SourceEntry::decode(kept).unwrap().qemu;
         SourceReattachInfo {
             identity: QemuIdentity {

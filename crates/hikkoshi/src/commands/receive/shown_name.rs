@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn qemu(monitor: MonitorAddress, name: Option<&str>) -> QemuIdentity {
-        let kept = include_bytes!("../../../tests/journals/v3-destination-full.json");
+        let kept = include_bytes!("../../../tests/journals/destination-full.json");
         let kept = DestinationEntry::decode(kept).unwrap().qemu.identity;
         QemuIdentity {
             monitor,

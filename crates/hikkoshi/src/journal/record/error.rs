@@ -13,8 +13,7 @@ pub(crate) enum RecordError {
     /// It is not JSON.
     #[error("the journal is damaged")]
     Json(#[source] serde_json::Error),
-    /// It is not what its version says: an unknown field, for example. Fields are added without a
-    /// new version if journals that do not need them stay as they are.
+    /// It is not what its version says: it has an unknown field, for example.
     #[error("the journal is damaged, or a newer hikkoshi wrote it")]
     Content(#[source] serde_json::Error),
     /// It has no version.

@@ -1,9 +1,8 @@
 //! The stored form does not change unnoticed: kept files of the current version are read, and are
 //! written byte for byte as they were kept.
 //!
-//! Files `v2-*` and `v3-*-certified`, `v3-*-inviting`, `v3-*-invited` were written during a
-//! migration. These tests wrote `v3-*-full`, which has every field that version 3 began with, and
-//! `v3-source-later`, which has those that came before the first release.
+//! Files `*-certified`, `*-inviting` and `*-invited` were written during a migration. These tests
+//! wrote `*-full`, which has every field, and `source-domain`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -77,8 +76,7 @@ fn all_migrate_options() -> MigrateOptions {
         }),
         allow_cpu_mismatch: true,
         no_keep_frames: false,
-        // This came later: see `v3-source-later`.
-        quit_source: false,
+        quit_source: true,
         domain: DomainOptions::default(),
         read_ahead: Some(ReadAhead::Fixed(16)),
         bench: BenchOptions {
@@ -109,22 +107,6 @@ fn all_latency_options() -> LatencyOptions {
     }
 }
 
-#[test]
-fn version_2_is_refused() {
-    let refused = |error: RecordError| {
-        assert!(
-            matches!(error, RecordError::Version { found: 2 }),
-            "{error:?}"
-        );
-    };
-    for name in ["v2-source-invited", "v2-source-certified"] {
-        refused(SourceEntry::decode(&kept(name)).unwrap_err());
-    }
-    for name in ["v2-destination-inviting", "v2-destination-certified"] {
-        refused(DestinationEntry::decode(&kept(name)).unwrap_err());
-    }
-}
-
 /// The Debian package is not upgraded to a program that lacks the version of a journal in its list.
 #[test]
 fn the_listed_versions_are_read_and_no_others() {
@@ -147,23 +129,23 @@ fn the_listed_versions_are_read_and_no_others() {
 }
 
 #[test]
-fn version_3_is_read_and_written_as_kept() {
-    for name in ["v3-source-invited", "v3-source-certified", "v3-source-full"] {
+fn kept_journals_are_read_and_written_as_kept() {
+    for name in ["source-invited", "source-certified", "source-full"] {
         is_written_as_kept(name, &source(name));
     }
     for name in [
-        "v3-destination-inviting",
-        "v3-destination-certified",
-        "v3-destination-full",
+        "destination-inviting",
+        "destination-certified",
+        "destination-full",
     ] {
         is_written_as_kept(name, &destination(name));
     }
-    let full = source("v3-source-full");
+    let full = source("source-full");
     assert_eq!(
         (full.plaintext, full.options),
         (true, all_migrate_options())
     );
-    let full = destination("v3-destination-full");
+    let full = destination("destination-full");
     assert_eq!(
         (full.plaintext, full.options),
         (true, all_receive_options())
@@ -173,7 +155,7 @@ fn version_3_is_read_and_written_as_kept() {
 /// Every option and every field that a real file may lack; `BLESS=1` adds new ones to the files.
 #[test]
 fn every_field_is_in_a_kept_file() {
-    let mut entry = source("v3-source-full");
+    let mut entry = source("source-full");
     (entry.plaintext, entry.options) = (true, all_migrate_options());
     entry
         .qemu
@@ -181,27 +163,8 @@ fn every_field_is_in_a_kept_file() {
         .settings
         .discard
         .insert("/objects/ram".into(), true);
-    keep_if_asked("v3-source-full", &entry);
-    is_written_as_kept("v3-source-full", &entry);
-    let mut entry = destination("v3-destination-full");
-    (entry.plaintext, entry.options) = (true, all_receive_options());
-    entry
-        .qemu
-        .settings
-        .discard
-        .insert("/objects/ram".into(), false);
-    keep_if_asked("v3-destination-full", &entry);
-    is_written_as_kept("v3-destination-full", &entry);
-}
-
-/// Fields that came after the first files of version 3. They are left out unless they are needed,
-/// so those files are read and written as they are.
-#[test]
-fn fields_that_came_later_are_in_a_kept_file() {
-    let mut entry = source("v3-source-full");
-    assert!(!entry.options.quit_source);
-    entry.options.quit_source = true;
     let memory = &mut entry.qemu.identity.memory;
+    memory.truncate(1);
     let RamIdentity::File(file) = memory[0].clone() else {
         panic!("{memory:?}");
     };
@@ -212,17 +175,23 @@ fn fields_that_came_later_are_in_a_kept_file() {
     };
     memory.extend([private(None, false), private(None, true)]);
     memory.push(private(Some(file), false));
-    keep_if_asked("v3-source-later", &entry);
-    is_written_as_kept("v3-source-later", &entry);
-    let read = source("v3-source-later");
-    assert!(read.options.quit_source);
-    assert_eq!(read.qemu.identity.memory, entry.qemu.identity.memory);
+    keep_if_asked("source-full", &entry);
+    is_written_as_kept("source-full", &entry);
+    let mut entry = destination("destination-full");
+    (entry.plaintext, entry.options) = (true, all_receive_options());
+    entry
+        .qemu
+        .settings
+        .discard
+        .insert("/objects/ram".into(), false);
+    keep_if_asked("destination-full", &entry);
+    is_written_as_kept("destination-full", &entry);
 }
 
 /// A guest of libvirt: `domain` is there instead of `qmp`.
 #[test]
 fn a_domain_is_in_a_kept_file() {
-    let mut entry = source("v3-source-full");
+    let mut entry = source("source-full");
     entry.qemu.identity.monitor = MonitorAddress::Domain {
         uri: "qemu:///system".into(),
         uuid: "6695eb01-f6a4-8304-79aa-97f2502e193f".into(),
@@ -233,9 +202,9 @@ fn a_domain_is_in_a_kept_file() {
         persistent: true,
         autostart: true,
     };
-    keep_if_asked("v3-source-domain", &entry);
-    is_written_as_kept("v3-source-domain", &entry);
-    let read = source("v3-source-domain");
+    keep_if_asked("source-domain", &entry);
+    is_written_as_kept("source-domain", &entry);
+    let read = source("source-domain");
     assert_eq!(read.qemu.identity, entry.qemu.identity);
     assert_eq!(read.options, entry.options);
 }
@@ -249,7 +218,7 @@ fn keep_if_asked(name: &str, entry: &impl Entry) {
 /// Names of enum variants, which no kept file has all of.
 #[test]
 fn tags_are_stable() {
-    let mut entry = source("v3-source-full");
+    let mut entry = source("source-full");
     let stage = |entry: &SourceEntry| field(entry, "/engine/stage");
     for (value, tag) in [
         (SourceStage::Owned, "owned"),
@@ -289,7 +258,7 @@ fn tags_are_stable() {
         assert_eq!(field(&entry, "/options/read_ahead"), tag);
         assert_eq!(again(&entry).options.read_ahead, Some(value));
     }
-    let mut entry = destination("v3-destination-full");
+    let mut entry = destination("destination-full");
     for (value, tag) in [
         (DestinationStage::Receiving, "receiving"),
         (DestinationStage::Ready, "ready"),
@@ -318,18 +287,18 @@ type Change = fn(&mut Value);
 #[test]
 fn other_files_are_refused_with_the_reason() {
     let decode = |change: Change| {
-        let mut file: Value = serde_json::from_slice(&kept("v3-source-full")).unwrap();
+        let mut file: Value = serde_json::from_slice(&kept("source-full")).unwrap();
         change(&mut file);
         let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
         Report::new(&error).to_string()
     };
     let cases: [(Change, &str); 10] = [
         (
-            |file| file["version"] = 4.into(),
-            "version 4, and this hikkoshi reads version 3",
+            |file| file["version"] = 2.into(),
+            "version 2, and this hikkoshi reads version 1",
         ),
         (
-            |file| file["version"] = 1.into(),
+            |file| file["version"] = 0.into(),
             "resume the migration with the hikkoshi that began it",
         ),
         (|file| *file = serde_json::json!({}), "not a journal"),
@@ -366,7 +335,7 @@ fn other_files_are_refused_with_the_reason() {
         let error = decode(change);
         assert!(error.contains(reason), "{error}");
     }
-    let cut = &kept("v3-source-full")[..100];
+    let cut = &kept("source-full")[..100];
     let error = Report::new(SourceEntry::decode(cut).unwrap_err()).to_string();
     assert!(error.starts_with("the journal is damaged: EOF"), "{error}");
 }

@@ -25,14 +25,9 @@ pub(crate) struct MigrateOptionsRecord {
     bandwidth_bytes_per_s: Option<u64>,
     when_stalled: Option<WhenStalledTag>,
     allow_cpu_mismatch: bool,
-    /// Left out if it is not set, as in journals that were written before it existed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     quit_source: bool,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     undefine_source: bool,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     persistent: bool,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     autostart: bool,
     links: Option<u16>,
     rounds: Option<u32>,

@@ -31,7 +31,6 @@ pub(crate) struct DestinationQemuRecord {
     identity: QemuIdentityRecord,
     settings: SettingsRecord,
     userfault: Option<i32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pipe: Option<String>,
 }
 
@@ -40,11 +39,8 @@ pub(crate) struct DestinationQemuRecord {
 #[serde(deny_unknown_fields)]
 struct QemuIdentityRecord {
     /// Either this or `domain`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     qmp: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     domain: Option<DomainRecord>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     pid: u32,
     started: u64,
@@ -85,9 +81,7 @@ enum MemoryRecord {
 #[serde(deny_unknown_fields)]
 struct PrivateRecord {
     private: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     file: Option<FileRecord>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sent: bool,
 }
 
@@ -140,15 +134,7 @@ struct GuestRangeRecord {
 struct UndoneStepsRecord {
     settings: SettingsRecord,
     stopped: Option<bool>,
-    /// Left out if there are none, as in journals that were written before it existed.
-    #[serde(default, skip_serializing_if = "is_zero")]
     copies: u16,
-}
-
-/// As `skip_serializing_if` calls it.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(number: &u16) -> bool {
-    *number == 0
 }
 
 /// [`Settings`].
@@ -157,7 +143,6 @@ fn is_zero(number: &u16) -> bool {
 struct SettingsRecord {
     capabilities: BTreeMap<String, bool>,
     parameters: Map<String, Value>,
-    #[serde(default)]
     discard: BTreeMap<String, bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Version 3: one JSON object a file.
+//! The whole file: one JSON object.
 
 use serde::{Deserialize, Serialize};
 
