@@ -183,13 +183,6 @@ test-dist: dist ## build a release once more in another folder, and compare the 
 check-publish: ## `cargo publish --dry-run` for every library crate, and check what each has
 	packaging/check-publish.sh
 
-# The earlier revision is built in a worktree below build/: of 2026-11-25, before the protocol had
-# copied disks, requests for a receiver, and what a destination tells about the downtime.
-UPGRADE_FROM ?= e4946ab6
-.PHONY: test-upgrade
-test-upgrade: guest ## move guests between this revision and UPGRADE_FROM, in both directions and all modes
-	packaging/test-upgrade.sh $(UPGRADE_FROM)
-
 # Fetches and builds nothing that it does not need, both at once.
 .PHONY: demo
 demo: ## move a test guest between two QEMU processes, and print the result

@@ -11,5 +11,4 @@ mod monitor_reads;
 mod paused_guests;
 mod qemu_versions;
 mod repeats;
-mod upgrade;
 mod urgent_pages;
