@@ -68,8 +68,8 @@ enum NotRouted {
     #[error("the peer does not use TLS: the source needs an invitation (--to)")]
     NotTls,
     #[error(
-        "the peer does not name a receiver: it is not hikkoshi, is an older version, or has \
-         neither an invitation nor --name"
+        "the peer does not name a receiver: it is not hikkoshi, or has neither an \
+         invitation nor --name"
     )]
     NoRoute,
     #[error(

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tls::test_authority::Authority;
-use crate::tls::{REQUEST_PROTOCOL, SecureError, TlsClient, connect, send};
+use crate::tls::{SecureError, TlsClient};
 use crate::{RequestError, request_invitation};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -331,28 +331,13 @@ fn a_source_keeps_its_request_open_until_it_gives_up() {
             let ask = || request_invitation(&address_of(front), &client, "web-1", &stop);
             let asking = scope.spawn(ask);
             let request = request();
-            let kept = request.kept_connection().unwrap().unwrap();
+            let kept = request.kept_connection().unwrap();
             request.answer(Ok(&invitation), &stop).unwrap();
             let (_, open) = asking.join().unwrap().unwrap();
             assert!(!is_closed(&kept, Some(&Timespec::default())));
             drop(open);
             assert!(is_closed(&kept, None));
         });
-        // A source of an earlier revision: that it closes its connection means nothing.
-        let mut old = client.clone();
-        let mut config = rustls::ClientConfig::clone(&old.config);
-        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
-        old.config = Arc::new(config);
-        let stream = Stream::connect(&address_of(front), false, &stop).unwrap();
-        let limits = TimeLimits {
-            deadline: Instant::now() + Duration::from_secs(60),
-            stop: &stop,
-        };
-        let (_, mut sealer) = connect(&old, &mut &stream, limits).unwrap();
-        send(&mut sealer, b"\0\x05web-1", &mut &stream, limits).unwrap();
-        let request = request();
-        assert_eq!(request.name(), "web-1");
-        assert!(request.kept_connection().unwrap().is_none());
     });
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::accept::hand_over;
 use crate::tls::{TlsClient, TlsServer};
-use hikkoshi_wire::{Capabilities, Role};
+use hikkoshi_wire::Role;
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -26,7 +26,6 @@ fn control_from(address: [u8; 4]) -> AcceptedLink {
     AcceptedLink {
         role: Role::Control,
         id: MigrationId::from_bytes([7; 16]),
-        capabilities: Capabilities::KNOWN,
         stream: Stream::Unix(std::os::unix::net::UnixStream::pair().unwrap().0),
         peer: "the source".to_owned(),
         from: Some(IpAddr::from(address)),

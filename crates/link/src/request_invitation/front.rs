@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{Connection, INVITED, MAX_NAME, PeerCertificate, REFUSED, with_length};
 use crate::handshake::limits;
-use crate::tls::{KEPT_REQUEST_PROTOCOL, SecureError, TimeLimits, TlsServer, accept_certified};
+use crate::tls::{SecureError, TimeLimits, TlsServer, accept_certified};
 use crate::{Stream, TICK};
 
 /// A source with a certificate asks for an invitation.
@@ -19,8 +19,6 @@ pub struct InvitationRequest {
     peer: SocketAddr,
     certificate: PeerCertificate,
     name: String,
-    /// The source keeps the connection open until it has moved its guest or has given up.
-    kept: bool,
 }
 
 /// Why a request is not accepted.
@@ -43,8 +41,7 @@ pub(crate) fn accept_request(
 ) -> Result<InvitationRequest, BadRequest> {
     stream.set_timeout(Some(TICK))?;
     let server = server.for_requests();
-    let (opener, sealer, (certificate, protocol)) =
-        accept_certified(&server, &mut &stream, limits)?;
+    let (opener, sealer, certificate) = accept_certified(&server, &mut &stream, limits)?;
     let mut connection = Connection {
         stream,
         opener,
@@ -57,7 +54,6 @@ pub(crate) fn accept_request(
         peer,
         certificate: PeerCertificate::new(certificate),
         name: name.ok_or(BadRequest::Name)?,
-        kept: protocol == KEPT_REQUEST_PROTOCOL,
     })
 }
 
@@ -78,14 +74,12 @@ impl InvitationRequest {
     }
 
     /// The connection for the receiver that is started for this request: the source closes it when
-    /// it has moved its guest, or has given up. `None`: a source that closes it when it has its
-    /// answer, as those of earlier revisions.
+    /// it has moved its guest, or has given up.
     ///
     /// # Errors
     /// When it cannot be duplicated.
-    pub fn kept_connection(&self) -> io::Result<Option<OwnedFd>> {
-        let socket = self.connection.stream.as_fd();
-        self.kept.then(|| socket.try_clone_to_owned()).transpose()
+    pub fn kept_connection(&self) -> io::Result<OwnedFd> {
+        self.connection.stream.as_fd().try_clone_to_owned()
     }
 
     /// Sends the invitation, or why there is none. Ends soon after `stop` is set.

@@ -28,17 +28,9 @@ use crate::tls::route::Route;
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
 
-/// The application protocol by which a source asks for an invitation, and keeps the connection open
+/// The application protocol by which a source asks for an invitation. It keeps the connection open
 /// until it has moved its guest or has given up.
-pub(crate) const KEPT_REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite kept";
-
-/// The application protocol of a source that closes the connection when it has its invitation.
 pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
-
-/// Both, in the order of preference. Sources before the first one offer the second only.
-fn request_protocols() -> Vec<Vec<u8>> {
-    vec![KEPT_REQUEST_PROTOCOL.to_vec(), REQUEST_PROTOCOL.to_vec()]
-}
 
 /// How a destination protects the connections that it accepts.
 #[derive(Clone)]
@@ -184,7 +176,7 @@ impl TlsServer {
     /// This server for sources that ask for an invitation (`request_invitation/`).
     pub(crate) fn for_requests(&self) -> Self {
         let mut config = ServerConfig::clone(&self.config);
-        config.alpn_protocols = request_protocols();
+        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
         Self {
             config: Arc::new(config),
             authentication: self.authentication.clone(),
@@ -350,7 +342,7 @@ impl TlsClient {
     /// This client for asking for an invitation (`request_invitation/`).
     pub(crate) fn for_requests(&self) -> Self {
         let mut config = ClientConfig::clone(&self.config);
-        config.alpn_protocols = request_protocols();
+        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
         Self {
             config: Arc::new(config),
             ..self.clone()

@@ -59,7 +59,7 @@ pub(crate) fn accept<S: Read + Write>(
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
     let accepts = |protocol: &[u8]| server.accepts(protocol);
     let keys = run_handshake(connection, accepts, socket, limits);
-    let (mut opener, mut sealer, peer) = keys.map_err(|error| match error {
+    let (mut opener, mut sealer, certificate) = keys.map_err(|error| match error {
         // The source checks only the key (`peer_key.rs`).
         SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
             SecureError::OtherInvitation
@@ -69,7 +69,6 @@ pub(crate) fn accept<S: Read + Write>(
     if !server.invites() {
         return Ok((opener, sealer, None));
     }
-    let certificate = peer.certificate;
     let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
     let source = fingerprint(&certificate)?;
     let mut proof = [0; PROOF_LEN];
@@ -84,7 +83,7 @@ pub(crate) fn accept<S: Read + Write>(
 }
 
 /// Does a destination's handshake on `socket` with a source that has a certificate of an authority.
-/// Returns that certificate, and which of the server's application protocols the source uses.
+/// Returns that certificate.
 ///
 /// # Errors
 /// See [`SecureError`].
@@ -92,13 +91,12 @@ pub(crate) fn accept_certified<S: Read + Write>(
     server: &TlsServer,
     socket: &mut S,
     limits: TimeLimits<'_>,
-) -> Result<Ends<(CertificateDer<'static>, Vec<u8>)>, SecureError> {
+) -> Result<Ends<CertificateDer<'static>>, SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
     let accepts = |protocol: &[u8]| server.accepts(protocol);
-    let (opener, sealer, peer) = run_handshake(connection, accepts, socket, limits)?;
-    let certificate = peer.certificate;
+    let (opener, sealer, certificate) = run_handshake(connection, accepts, socket, limits)?;
     let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
-    Ok((opener, sealer, (certificate, peer.protocol)))
+    Ok((opener, sealer, certificate))
 }
 
 /// Sends plain bytes.

@@ -49,9 +49,6 @@ pub(crate) mod test_authority;
 mod tests;
 
 pub use certificates::Certificates;
-pub(crate) use client_server::KEPT_REQUEST_PROTOCOL;
-#[cfg(test)]
-pub(crate) use client_server::REQUEST_PROTOCOL;
 pub use client_server::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
 pub use error::{CertificateProblem, CertificatesError, Validity};

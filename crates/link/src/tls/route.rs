@@ -10,7 +10,7 @@ use std::fmt;
 use data_encoding::HEXLOWER;
 use rustls::server::Acceptor;
 
-use super::client_server::{KEPT_REQUEST_PROTOCOL, REQUEST_PROTOCOL};
+use super::client_server::REQUEST_PROTOCOL;
 use super::invitation::Fingerprint;
 
 /// The prefix of the label; the fingerprint of the destination's key follows.
@@ -56,7 +56,7 @@ impl Wanted {
         let accepted = acceptor.accept().ok()??;
         let hello = accepted.client_hello();
         hello.alpn()?.find_map(|protocol| match protocol {
-            KEPT_REQUEST_PROTOCOL | REQUEST_PROTOCOL => Some(Self::Invitation),
+            REQUEST_PROTOCOL => Some(Self::Invitation),
             other => Route::of_label(other).map(Self::Receiver),
         })
     }

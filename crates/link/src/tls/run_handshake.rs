@@ -59,21 +59,14 @@ impl_handshake_state!(UnbufferedServerConnection, ServerConnectionData);
 /// The keys of a connection, and what is known of the peer.
 pub(crate) type Ends<Peer> = (Opener, Sealer, Peer);
 
-/// The other side of a complete handshake.
-pub(super) struct Peer {
-    pub(super) certificate: Option<CertificateDer<'static>>,
-    /// The application protocol.
-    pub(super) protocol: Vec<u8>,
-}
-
-/// Runs a handshake until it is complete. The application protocol must be one that `accepts`
-/// accepts.
+/// Runs a handshake until it is complete. Returns the peer's certificate, if it has one. The
+/// application protocol must be one that `accepts` accepts.
 pub(super) fn run_handshake<C: HandshakeState, S: Read + Write>(
     mut connection: C,
     accepts: impl Fn(&[u8]) -> bool,
     socket: &mut S,
     limits: TimeLimits<'_>,
-) -> Result<Ends<Peer>, SecureError> {
+) -> Result<Ends<Option<CertificateDer<'static>>>, SecureError> {
     let mut received = ReceiveBuffer::default();
     let mut outgoing = Vec::new();
     loop {
@@ -110,10 +103,9 @@ pub(super) fn run_handshake<C: HandshakeState, S: Read + Write>(
         }
     }
     // rustls accepts a peer that offers no application protocol at all.
-    let protocol = connection.protocol().filter(|protocol| accepts(protocol));
-    let protocol = protocol
-        .ok_or(rustls::Error::NoApplicationProtocol)?
-        .to_vec();
+    if !connection.protocol().is_some_and(accepts) {
+        return Err(rustls::Error::NoApplicationProtocol.into());
+    }
     let certificate = connection.certificate();
     let (secrets, renew) = connection.finish()?;
     let renewal = KeyRenewal::new(renew);
@@ -121,10 +113,7 @@ pub(super) fn run_handshake<C: HandshakeState, S: Read + Write>(
     Ok((
         opener,
         Sealer::new(Key::new(secrets.tx)?, renewal),
-        Peer {
-            certificate,
-            protocol,
-        },
+        certificate,
     ))
 }
 

@@ -100,7 +100,7 @@ impl Certified {
                     .map_err(|error| {
                         format!("using its connection: {}", Report::new(&error)).into()
                     })
-                    .and_then(|source| this.children.invite(&admitted, source));
+                    .and_then(|source| this.children.invite(&admitted, Some(source)));
                 match invited {
                     Ok((_, invitation)) => {
                         counted.keep();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::{bind_unix, is_served};
+use hikkoshi_linux::bind_unix;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -62,11 +62,7 @@ impl Control {
             Err(error) => return Err(error.into()),
         }
         if path.exists() {
-            // A daemon of an earlier version, without the lock.
-            if is_served(path)? {
-                return Err(in_use());
-            }
-            // One that was killed has left it.
+            // A daemon that was killed has left it.
             std::fs::remove_file(path)?;
         }
         // The run folder can be entered by this user only.
@@ -191,9 +187,5 @@ mod tests {
         hikkoshi_linux::connect_unix(&path).unwrap();
         drop(second);
         assert!(!path.exists());
-        // One without a lock.
-        let _earlier = UnixListener::bind(&path).unwrap();
-        assert_eq!(bound(Control::bind(&path)).err(), in_use);
-        assert!(path.exists());
     }
 }
