@@ -89,8 +89,8 @@ mod sync;
 
 pub use default_links::default_links;
 pub use destination::{
-    DestinationHost, DestinationOptions, OfferedGuest, ReceiveControl, ReceiveError,
-    give_up_receive, receive, receive_at, resume_receive,
+    DestinationHost, DestinationOptions, ReceiveControl, ReceiveError, give_up_receive, receive,
+    receive_at, resume_receive,
 };
 pub use disks::{DiskComparison, DiskConnection, DiskContent, DiskProgress, DiskRequests, Waiting};
 pub use guest::{DestinationGuest, SourceGuest, ThreadName};
@@ -101,10 +101,10 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    BandwidthTooLow, Comparison, ControlRefused, Convergence, GuestOffer, LimitChange, LogRanges,
-    MAX_DOWNTIME, MigrateControl, MigrateError, MigrationLimits, NotConverging, ProbeOptions,
-    ProbedLine, ReadAhead, SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate,
-    migrate, probe, resume_migrate,
+    BandwidthTooLow, Comparison, ControlRefused, Convergence, LimitChange, LogRanges, MAX_DOWNTIME,
+    MigrateControl, MigrateError, MigrationLimits, NotConverging, ProbeOptions, ProbedLine,
+    ReadAhead, SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
+    resume_migrate,
 };
 
-pub use hikkoshi_wire::{Domain, GuestDisks, MAX_COPIED_DISKS, MAX_LINKS, Mode};
+pub use hikkoshi_wire::{Domain, GuestDisks, MAX_COPIED_DISKS, MAX_LINKS, Mode, OfferedGuest};

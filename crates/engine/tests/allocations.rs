@@ -153,7 +153,7 @@ fn counted(tls: bool) -> (usize, u64) {
             assert_eq!(first.role, Role::Control);
             listener.accept_only_links_of(&first);
             let mut control = ends(first, limits);
-            read_until(&mut control, "Begin");
+            read_until(&mut control, "Offer");
             let host_pages = vec![SMALL];
             control.1.control(&ToSource::Accept { host_pages }).unwrap();
             // Each link has a thread for its handshake: they arrive in any order.

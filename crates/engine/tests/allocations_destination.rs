@@ -178,18 +178,14 @@ fn allocations(
                 split(&stream, limits, &CancelFlag::new()).unwrap()
             };
             let mut control = link(Role::Control);
-            let begin = ToDestination::Begin {
-                description,
+            let offer = ToDestination::Offer {
+                guest: Box::new(hikkoshi_wire::OfferedGuest::from_description(description)),
                 mode: hikkoshi_wire::Mode::Postcopy,
                 may_postcopy: true,
                 background_links: 1,
+                keeps_frames: false,
             };
-            let processors = ToDestination::Processors {
-                processors: hikkoshi_wire::Processors::default(),
-                allow_mismatch: false,
-            };
-            control.1.control(&processors).unwrap();
-            control.1.control(&begin).unwrap();
+            control.1.control(&offer).unwrap();
             let answered: ToSource = control.0.control().unwrap();
             assert!(matches!(answered, ToSource::Accept { .. }), "{answered:?}");
             let mut background = link(Role::Background { index: 0 });

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{
-    Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,
-    NegotiationError, Role, Versions, negotiate,
+    CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role, Versions,
+    negotiate,
 };
 use thiserror::Error;
 
@@ -78,14 +78,14 @@ impl HandshakeError {
 pub fn hello(role: Role, id: MigrationId) -> Hello {
     Hello {
         versions: Versions::SUPPORTED,
-        capabilities: Capabilities::KNOWN,
+        features: 0,
         role,
         id,
     }
 }
 
 /// Connects to `remote` and exchanges hellos; `ours` is this side's. Returns the connection and
-/// what both sides support.
+/// the protocol version to use.
 ///
 /// # Errors
 /// See [`HandshakeError`]. Once `stop` is set, it fails soon.
@@ -93,7 +93,7 @@ pub fn open(
     remote: &Remote,
     ours: &Hello,
     stop: &CancelFlag,
-) -> Result<(Stream, Agreed), HandshakeError> {
+) -> Result<(Stream, u16), HandshakeError> {
     let stream = Stream::connect(&remote.address, remote.loopback_only, stop)
         .map_err(HandshakeError::Connect)?;
     let handshake = || {
@@ -116,7 +116,7 @@ fn exchange_hellos(
     tls: Option<&TlsClient>,
     ours: &Hello,
     stop: &CancelFlag,
-) -> Result<(Stream, Agreed), HandshakeError> {
+) -> Result<(Stream, u16), HandshakeError> {
     let limits = limits(stop);
     if let Some(client) = tls {
         stream = stream.secure_client(client, limits)?;
@@ -128,12 +128,12 @@ fn exchange_hellos(
         answer => answer?,
     }
     let theirs = exchange.read_hello(limits)?;
-    let agreed = negotiate(ours, &theirs)?;
+    let version = negotiate(ours, &theirs)?;
     let mut challenge = [0; CHALLENGE_LEN];
     exchange.read(&mut challenge, Part::Challenge, limits)?;
     exchange.write(&challenge, limits)?;
     exchange.finish();
-    Ok((stream, agreed))
+    Ok((stream, version))
 }
 
 pub(crate) fn limits(stop: &CancelFlag) -> TimeLimits<'_> {
@@ -188,7 +188,7 @@ fn answer_with(
             (Some(id), _) => id,
         };
         let ours = hello(theirs.role, ours);
-        let agreed = match negotiate(&ours, &theirs) {
+        match negotiate(&ours, &theirs) {
             Err(error @ NegotiationError::Version { .. }) => {
                 // So that the source reports the versions as well. The number of a migration under
                 // way is not for a peer that does not have it.
@@ -205,13 +205,12 @@ fn answer_with(
             return Err(HandshakeError::Replayed);
         }
         exchange.finish();
-        Ok((theirs, agreed))
+        Ok(theirs)
     })();
     match theirs {
-        Ok((theirs, agreed)) => Ok(AcceptedLink {
+        Ok(theirs) => Ok(AcceptedLink {
             role: theirs.role,
             id: theirs.id,
-            capabilities: agreed.capabilities,
             stream,
             peer,
             from: None,

@@ -25,7 +25,7 @@
 //!
 //! # Vocabulary
 //!
-//! * *Hello*: the first message of each side on a link: protocol versions, capabilities, role,
+//! * *Hello*: the first message of each side on a link: protocol versions, features, role,
 //!   migration id.
 //! * *Invitation*: the text that a destination prints for the source's operator: fingerprint,
 //!   secret, address.

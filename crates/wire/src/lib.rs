@@ -12,10 +12,10 @@
 //! | frames (at most one) | network frames that arrived in the switchover | how many were delivered |
 //!
 //! On every link, each side first sends a [`Hello`] of fixed size: protocol
-//! versions, capabilities, the link's role, and the migration's secret
-//! [`MigrationId`]. The id assigns the link to its migration, and an unknown
-//! peer cannot guess it. [`negotiate`] compares the two hellos and returns what both
-//! sides support.
+//! versions, optional features (none so far), the link's role, and the migration's
+//! secret [`MigrationId`]. The id assigns the link to its migration, and an unknown
+//! peer cannot guess it. [`negotiate`] compares the two hellos and returns the version
+//! to use.
 //!
 //! After the hello come **frames**: a header of [`HEADER_LEN`] bytes and, for
 //! some kinds, a payload. [`Frame::decode`] reads only the header, so a receiver
@@ -45,7 +45,7 @@
 //!
 //! | folder | holds |
 //! | --- | --- |
-//! | `negotiation/` | the hello, versions and capabilities, the migration's id |
+//! | `negotiation/` | the hello, versions, the migration's id |
 //! | `framing/` | frame headers, control messages as bytes, the [`Decoder`] |
 //! | `messages/` | the control messages and the types in them |
 //! | `compatibility/` | whether the guest can run at the destination |
@@ -54,15 +54,7 @@
 //!
 //! ```text
 //!     source                                      destination
-//!       | Domain: the guest is a libvirt domain, if the |
-//!       |          destination has the capability       |
-//!       | Machine: the guest's devices, if both sides   |
-//!       |          have the capability                  |
-//!       | KeepsFrames: the source opens a link for      |
-//!       |          frames, if both have the capability  |
-//!       | Disks: which are the same, which are copied   |
-//!       | Processors: what the guest was given          |
-//!       | Begin: the guest's description, the mode      |
+//!       | Offer: the guest, and how it will move        |
 //!       |---------------------------------------------->|  compatible_with()
 //!       |                      Warning: what may differ |
 //!       |                                Accept / Refuse|
@@ -88,7 +80,6 @@
 //!       |  post-copy: requests and urgent pages on the urgent link,
 //!       |  background pages on the others               |
 //!       |            LeftToDo, if something was not done
-//!       |                                     Measured  |
 //!       |                        Complete (every page)  |
 //!       |<----------------------------------------------|
 //!       | Goodbye                                       |
@@ -104,8 +95,8 @@
 //!
 //! # How the line is measured
 //!
-//! A source that moves nothing measures the line to a waiting destination that
-//! has [`Capabilities::PROBE`]. The page frames on the background links, at
+//! A source that moves nothing can measure the line to a waiting destination.
+//! The page frames on the background links, at
 //! most of [`PROBE_PAGES`] pages, have any content:
 //!
 //! ```text
@@ -125,8 +116,7 @@
 //!
 //! # How a migration is resumed
 //!
-//! From `Ready` on, a migration survives the loss of its links if both sides
-//! have [`Capabilities::RECOVERY`]. The source opens a new control link with
+//! From `Ready` on, a migration survives the loss of its links. The source opens a new control link with
 //! the same id, to the address where the destination listens now:
 //!
 //! ```text
@@ -168,32 +158,11 @@
 //!
 //! # Versions
 //!
-//! The hello never changes. Messages are only appended: a new message goes to
-//! the end of its enum, a changed message is a new one, and both are sent only
-//! under the version or capability that introduced them. `tests/golden.rs`
-//! compares each message with its kept encoding, from the version that
-//! introduced it.
-//!
-//! | version | introduced |
-//! | --- | --- |
-//! | 1 | everything else |
-//! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Warning`](ToSource::Warning) |
-//!
-//! A source sends [`Machine`](ToDestination::Machine) only to a destination
-//! with [`Capabilities::MACHINE`], and [`KeepsFrames`](ToDestination::KeepsFrames) and
-//! what follows from it only with [`Capabilities::FRAMES`]; and
-//! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`];
-//! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`], and
-//! [`Probe`](ToDestination::Probe) and [`Echo`](ToDestination::Echo) only with
-//! [`Capabilities::PROBE`]. A guest with disks is only offered to a destination with
-//! [`Capabilities::DISKS`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
-//! only to a source with [`Capabilities::LEFT_TO_DO`], and
-//! [`ResumeTime`](ToSource::ResumeTime) only to one with
-//! [`Capabilities::RESUME_TIME`].
-//!
-//! Version 1 is still understood, so that an unfinished migration can be
-//! resumed after one side was updated. A new migration needs
-//! [`Versions::TO_BEGIN`] or later.
+//! There is one version, 1. `tests/golden.rs` compares each message with its kept
+//! encoding. From release 0.1.0 on, the hello never changes, and a release also
+//! speaks the version of the release before: a new message goes to the end of
+//! its enum, a changed message is a new one, and both are sent only under the
+//! version, or the optional feature, that introduced them.
 //!
 //! # What is missing
 //!
@@ -215,8 +184,9 @@ pub use compatibility::{
 };
 pub use framing::{
     ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN,
-    MAX_CONTROL, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
-    Message, StreamError, Subject, control_frame, decode_control, encode_control,
+    MAX_CONTROL, MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    MAX_PAGES_PER_ZEROS, Message, StreamError, Subject, control_frame, decode_control,
+    encode_control,
 };
 pub use limits::Limits;
 pub use messages::{
@@ -226,11 +196,12 @@ pub use messages::{
     ImageMark, ImageName, MAX_BACKING, MAX_COPIED_DISKS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE,
     MAX_DISKS, MAX_DOMAIN_XML, MAX_ECHOES, MAX_FAULTING, MAX_IMAGE_NAMES, MAX_LINKS,
     MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_SNAPSHOTS, MAX_TEXT,
-    MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PROBE_PAGES, PageRanges,
-    Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary,
-    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
+    MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, OutsideLayout,
+    PROBE_PAGES, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
+    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology,
 };
 pub use negotiation::{
-    Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,
-    NegotiationError, Role, Versions, negotiate,
+    CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role, Versions,
+    negotiate,
 };

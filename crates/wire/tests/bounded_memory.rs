@@ -87,12 +87,13 @@ fn forge<F: serde::Serialize>(number: u32, fields: F) -> Vec<u8> {
 fn nothing_is_allocated_for_announced_lengths() {
     const HUGE: u64 = u32::MAX as u64;
     let forged = [
-        forge(0, HUGE),
-        forge(0, ("m", HUGE)),
-        forge(0, ("m", "a", 1u32, "c", "h", true, HUGE)),
+        forge(0, (0u8, HUGE)),
+        forge(0, (0u8, "m", HUGE)),
+        forge(0, (0u8, "m", "a", 1u32, "c", "h", true, HUGE)),
         forge(
             0,
             (
+                0u8,
                 "m",
                 "a",
                 1u32,
@@ -102,7 +103,10 @@ fn nothing_is_allocated_for_announced_lengths() {
                 (1u64, "b", 1u64, 1u64, HUGE),
             ),
         ),
-        forge(0, ("m", "a", 1u32, "c", "h", true, 1024u64)),
+        forge(0, (0u8, "m", "a", 1u32, "c", "h", true, 1024u64)),
+        // A domain's name, and its description.
+        forge(0, (1u8, HUGE)),
+        forge(0, (1u8, "d", "u", HUGE)),
         forge(1, HUGE),
         forge(1, 32_768u64),
         forge(3, HUGE),
@@ -123,10 +127,11 @@ fn nothing_is_allocated_for_bytes_that_are_not_elements() {
     // postcard reports an announced length if as many bytes follow. No memory is
     // allocated before these bytes are decoded to elements.
     for mut payload in [
-        forge(0, ("m", "a", 1u32, "c", "h", true, 1024u64)),
+        forge(0, (0u8, "m", "a", 1u32, "c", "h", true, 1024u64)),
         forge(
             0,
             (
+                0u8,
                 "m",
                 "a",
                 1u32,
@@ -155,14 +160,33 @@ fn nothing_is_allocated_for_bytes_that_are_not_elements() {
     }
 }
 
+/// Two empty lists.
+const NONE: (u32, u32) = (0, 0);
+
+/// No kinds, and no processors.
+const NO_PROCESSORS: (u32, u32) = (0, 0);
+
+/// The payload of an offer whose guest has these parts.
+fn offer(
+    blocks: impl serde::Serialize,
+    machine: impl serde::Serialize,
+    processors: impl serde::Serialize,
+    disks: impl serde::Serialize,
+) -> Vec<u8> {
+    let domain = 0u8;
+    let description = ("", "", 1u32, "", "", true, blocks);
+    let processors = ("", true, [1u32; 6], processors);
+    let disks = ([0u8; 16], disks);
+    let guest = (domain, description, machine, processors, true, disks);
+    forge(0, (guest, (0u32, true, 1u16, false)))
+}
+
 #[test]
 fn the_messages_with_the_largest_overhead_keep_the_bound() {
     let piece = (0u64, 0u64, 1u64);
-    let head = ("", "", 1u32, "", "", true);
     let blocks = |pieces: usize| {
-        let (a, b, c, d, e, f) = head;
         let block = ("", 1u64, 1u64, vec![piece; pieces]);
-        forge(0, (a, b, c, d, e, f, vec![block; 1024], 0u32, true, 1u16))
+        offer(vec![block; 1024], NONE, NO_PROCESSORS, NONE.0)
     };
     let word = (1u32, 0u32, 0u32, 1u32);
     let processors = |kinds: usize, words: usize, settings: usize, processors: usize| {
@@ -170,7 +194,7 @@ fn the_messages_with_the_largest_overhead_keep_the_bound() {
         let kind = (words.clone(), words, vec![("", ""); settings]);
         let processor = (0u32, 0u16, 0u32, 0u64, [0u32; 5], None::<u32>);
         let lists = (vec![kind; kinds], vec![processor; processors]);
-        forge(11, ("", true, [1u32; 6], lists, true))
+        offer(NONE.0, NONE, lists, NONE.0)
     };
     // Just above a power of two, where a growing list has the most spare capacity.
     for payload in [
@@ -178,9 +202,19 @@ fn the_messages_with_the_largest_overhead_keep_the_bound() {
         blocks(1),
         blocks(5),
         blocks(65),
-        forge(
-            12,
+        offer(
+            NONE.0,
             (vec![("", "", "", 0u32); 2049], vec![("", 0u64, 0u64); 2049]),
+            NO_PROCESSORS,
+            NONE.0,
+        ),
+        // A disk: its names, no size, what it is and what is done with it; its image, and none
+        // that are known below.
+        offer(
+            NONE.0,
+            NONE,
+            NO_PROCESSORS,
+            vec![(("", "", ""), [0u8; 4], ("", "", "", [0u8; 4]), 0u8); 513],
         ),
         processors(33, 0, 0, 0),
         processors(33, 65, 0, 0),

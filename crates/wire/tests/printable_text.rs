@@ -7,8 +7,8 @@
 )]
 
 use hikkoshi_wire::{
-    ControlError, FaultKind, FaultMeasures, MAX_TEXT, ThreadFaults, ToDestination, ToSource,
-    decode_control, encode_control,
+    ControlError, FaultKind, FaultMeasures, MAX_TEXT, RequestSummary, ThreadFaults, ToDestination,
+    ToSource, decode_control, encode_control,
 };
 
 /// Clears a terminal, sets its window's title, returns to the start of the line.
@@ -41,8 +41,9 @@ fn names_of_threads_are_printable() {
         }],
         ..FaultMeasures::default()
     };
-    let sent = encode_control(&ToSource::Measured { faults }).unwrap();
-    let ToSource::Measured { faults } = decode_control(&sent).unwrap() else {
+    let requests = RequestSummary::default();
+    let sent = encode_control(&ToSource::Complete { requests, faults }).unwrap();
+    let ToSource::Complete { faults, .. } = decode_control(&sent).unwrap() else {
         panic!("another message was decoded")
     };
     assert_eq!(faults.threads[0].thread, SHOWN);

@@ -14,10 +14,11 @@ mod strategies;
 
 use hikkoshi_pages::{GuestRange, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_wire::{
-    Backing, BlockDescription, ControlError, Device, Disk, DiskImage, DiskKind, DiskPlan,
-    EncodeError, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, HelloError,
-    ImageName, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_DISKS, MAX_RANGES, MAX_TEXT, Machine,
-    Mode, PageRanges, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Subject,
+    Backing, BlockDescription, ControlError, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain,
+    DomainSnapshot, EncodeError, FaultMeasures, Frame, GuestDescription, GuestDisks,
+    GuestRangeDescription, Hello, HelloError, ImageName, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK,
+    MAX_DISKS, MAX_OFFER, MAX_RANGES, MAX_SNAPSHOTS, MAX_TEXT, Machine, Mode, OfferedGuest,
+    PageRanges, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Subject,
     ToDestination, ToSource, control_frame, decode_control, encode_control, negotiate,
 };
 use proptest::prelude::*;
@@ -142,23 +143,61 @@ fn description() -> GuestDescription {
     description
 }
 
-fn begin(description: GuestDescription) -> ToDestination {
-    ToDestination::Begin {
-        description,
+fn guest() -> OfferedGuest {
+    OfferedGuest {
+        domain: None,
+        description: description(),
+        machine: Machine::default(),
+        processors: Processors::default(),
+        allow_cpu_mismatch: false,
+        disks: GuestDisks::default(),
+    }
+}
+
+fn offer(guest: OfferedGuest) -> ToDestination {
+    ToDestination::Offer {
+        guest: Box::new(guest),
         mode: Mode::Hybrid,
         may_postcopy: true,
         background_links: 2,
+        keeps_frames: false,
     }
+}
+
+fn described(description: GuestDescription) -> ToDestination {
+    offer(OfferedGuest {
+        description,
+        ..guest()
+    })
+}
+
+/// The fields of a guest's description before the blocks, behind a domain that is not there.
+type Forged<B> = (
+    u8,
+    (
+        &'static str,
+        &'static str,
+        u32,
+        &'static str,
+        &'static str,
+        bool,
+        B,
+    ),
+);
+
+fn forge_offer<B: serde::Serialize>(blocks: B) -> Vec<u8> {
+    let fields: Forged<B> = (0, ("m", "a", 1, "c", "h", true, blocks));
+    forge(0, fields)
 }
 
 #[test]
 fn a_layout_decodes_to_the_same() {
     let sent = description();
-    let payload = encode_control(&begin(sent.clone())).unwrap();
-    let ToDestination::Begin { description, .. } = decode_control(&payload).unwrap() else {
+    let payload = encode_control(&described(sent.clone())).unwrap();
+    let ToDestination::Offer { guest, .. } = decode_control(&payload).unwrap() else {
         panic!("another message was decoded");
     };
-    assert_eq!(description.layout(), sent.layout());
+    assert_eq!(guest.description.layout(), sent.layout());
 }
 
 /// Checks the bound of a list or text. `fits` is at the bound, `too_long` is one
@@ -186,12 +225,12 @@ fn forge<F: serde::Serialize>(number: u32, fields: F) -> Vec<u8> {
 #[test]
 fn names_are_bounded() {
     let named = |len: usize| {
-        begin(GuestDescription {
+        described(GuestDescription {
             machine: "m".repeat(len),
             ..description()
         })
     };
-    let mut forged = forge(0, "m".repeat(MAX_TEXT + 1));
+    let mut forged = forge(0, (0u8, "m".repeat(MAX_TEXT + 1)));
     forged.extend([0; 64]);
     check_bound(&named(MAX_TEXT), &named(MAX_TEXT + 1), &forged);
 }
@@ -205,13 +244,13 @@ fn blocks_are_bounded() {
             host_page: 4096,
             guest: Vec::new(),
         };
-        begin(GuestDescription {
+        described(GuestDescription {
             blocks: vec![block; blocks],
             ..description()
         })
     };
     let block = ("b", 4096u64, 4096u64, Vec::<u64>::new());
-    let forged = forge(0, ("m", "a", 1u32, "c", "h", true, vec![block; 1025]));
+    let forged = forge_offer(vec![block; 1025]);
     check_bound(&with(1024), &with(1025), &forged);
 }
 
@@ -225,10 +264,10 @@ fn guest_ranges_are_bounded() {
             bytes: 4096,
         };
         description.blocks[0].guest = vec![piece; pieces];
-        begin(description)
+        described(description)
     };
     let block = ("b", 4096u64, 4096u64, vec![(0u64, 0u64, 4096u64); 1025]);
-    let forged = forge(0, ("m", "a", 1u32, "c", "h", true, vec![block]));
+    let forged = forge_offer(vec![block]);
     check_bound(&with(1024), &with(1025), &forged);
 }
 
@@ -305,15 +344,15 @@ fn the_disks_of_a_guest_fit_in_a_message_or_their_names_are_too_long() {
             mark: [1; 16],
             disks: vec![disk; MAX_DISKS],
         };
-        encode_control(&ToDestination::Disks { disks })
+        encode_control(&offer(OfferedGuest { disks, ..guest() }))
     };
     assert!(disks(100, 1).is_ok());
-    let error = disks(1000, 1).unwrap_err();
+    let error = disks(2000, 1).unwrap_err();
     let subject = Subject::Disks;
     assert!(matches!(error, EncodeError::TooLong { subject: found, .. } if found == subject));
     let text = error.to_string();
     for part in [
-        "encoding the message that describes the guest's disks: it takes ",
+        "the largest part is the description of the guest's disks; ",
         "shorten the paths of the guest's disks and of their backing files",
     ] {
         assert!(text.contains(part), "{text}");
@@ -323,7 +362,7 @@ fn the_disks_of_a_guest_fit_in_a_message_or_their_names_are_too_long() {
 #[test]
 fn a_message_that_is_too_long_is_refused() {
     let mut long = description();
-    long.blocks = (0..300)
+    long.blocks = (0..1024)
         .map(|n| BlockDescription {
             id: format!("{n:04096}"),
             bytes: 4096,
@@ -331,28 +370,28 @@ fn a_message_that_is_too_long_is_refused() {
             guest: Vec::new(),
         })
         .collect();
-    let error = encode_control(&begin(long)).unwrap_err();
+    let error = encode_control(&described(long)).unwrap_err();
     assert!(matches!(error, EncodeError::TooLong { .. }), "{error}");
     let text = error.to_string();
     assert!(
-        text.contains("describes the guest's memory: it takes"),
+        text.contains("the largest part is the description of the guest's memory; "),
         "{text}"
     );
-    let payload = vec![0; MAX_CONTROL + 1];
+    let payload = vec![0; MAX_OFFER + 1];
     let error = decode_control::<ToSource>(&payload).unwrap_err();
     assert_eq!(
         error,
         ControlError::TooLong {
-            bytes: MAX_CONTROL + 1
+            bytes: MAX_OFFER + 1
         }
     );
 }
 
-/// The error names what the message describes, and what to do about it.
+/// The error names the largest part, and what to do about it.
 #[test]
-fn the_error_names_the_message_that_is_too_long() {
+fn the_error_names_the_part_of_an_offer_that_is_too_long() {
     let long = |n: usize| format!("{n:04096}").into_boxed_str();
-    let settings = (0..300)
+    let settings: Vec<_> = (0..400)
         .map(|n| ProcessorSetting {
             name: long(n),
             value: "on".into(),
@@ -363,10 +402,10 @@ fn the_error_names_the_message_that_is_too_long() {
         ..ProcessorKind::default()
     };
     let processors = Processors {
-        kinds: vec![kind],
+        kinds: vec![kind; 3],
         ..Processors::default()
     };
-    let devices = (0..300)
+    let devices = (0..1100)
         .map(|n| Device {
             place: "".into(),
             kind: "x".into(),
@@ -378,21 +417,44 @@ fn the_error_names_the_message_that_is_too_long() {
         devices,
         auxiliary: Vec::new(),
     };
-    for (message, what, advice) in [
+    let domain = Domain {
+        name: "d".into(),
+        uuid: "u".into(),
+        xml: Vec::new(),
+        persistent: Vec::new(),
+        autostart: false,
+        snapshots: vec![
+            DomainSnapshot {
+                xml: vec![b'x'; 40 << 10],
+                current: false,
+            };
+            MAX_SNAPSHOTS
+        ],
+    };
+    for (guest, what, advice) in [
         (
-            ToDestination::Processors {
+            OfferedGuest {
                 processors,
-                allow_mismatch: false,
+                ..guest()
             },
-            "processors: it takes",
+            "guest's processors;",
             "fewer virtual CPUs",
         ),
         (
-            ToDestination::Machine { machine },
-            "devices: it takes",
+            OfferedGuest { machine, ..guest() },
+            "guest's devices;",
             "names of the guest's devices",
         ),
+        (
+            OfferedGuest {
+                domain: Some(domain),
+                ..guest()
+            },
+            "guest's domain;",
+            "snapshot-delete --metadata",
+        ),
     ] {
+        let message = offer(guest);
         for text in [
             encode_control(&message).unwrap_err().to_string(),
             control_frame(&message).unwrap_err().to_string(),
@@ -461,6 +523,7 @@ fn histograms_are_bounded() {
             buckets: vec![1; buckets],
             ..RequestSummary::default()
         },
+        faults: FaultMeasures::default(),
     };
     let payload = encode_control(&with(64)).unwrap();
     assert_eq!(decode_control::<ToSource>(&payload), Ok(with(64)));

@@ -1,32 +1,16 @@
 //! Where a guest is received: a machine that waits already, or one that is made for the guest.
 
-use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::OfferedGuest;
 use thiserror::Error;
 
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
 
-/// A guest that a source offers, or asks about.
-#[derive(Debug, Clone, Copy)]
-pub struct OfferedGuest<'a> {
-    /// The machine as the destination must provide it.
-    pub description: &'a GuestDescription,
-    /// Its virtual processors, if the source has described them.
-    pub processors: Option<&'a Processors>,
-    /// Its devices, if the source has described them.
-    pub machine: Option<&'a Machine>,
-    /// What a management daemon needs to create it, if one owns it at the source.
-    pub domain: Option<&'a Domain>,
-}
-
 /// Provides the machine for a guest.
 pub trait DestinationHost: Send {
     /// The machine for the offered guest. An error refuses the guest, and the next one may be
     /// offered.
-    fn machine(
-        &mut self,
-        offered: OfferedGuest<'_>,
-    ) -> Result<&mut dyn DestinationGuest, GuestError>;
+    fn machine(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError>;
 
     /// The guest was refused, or the source only asked about it: a machine that was made for it is
     /// not needed.
@@ -50,11 +34,8 @@ struct NeedsDaemon {
 }
 
 impl DestinationHost for WaitingMachine<'_, dyn DestinationGuest + '_> {
-    fn machine(
-        &mut self,
-        offered: OfferedGuest<'_>,
-    ) -> Result<&mut dyn DestinationGuest, GuestError> {
-        let Some(domain) = offered.domain else {
+    fn machine(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError> {
+        let Some(domain) = &offered.domain else {
             return Ok(&mut *self.0);
         };
         let (what, instead) = if !domain.persistent.is_empty() {

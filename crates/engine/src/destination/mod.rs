@@ -33,7 +33,7 @@ pub(crate) mod switchover;
 
 pub use error::{DestinationFailure, ReceiveError};
 pub use handover_driver::give_up::give_up_receive;
-pub use host::{DestinationHost, OfferedGuest};
+pub use host::DestinationHost;
 pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 pub use receive::{receive, receive_at, resume_receive};

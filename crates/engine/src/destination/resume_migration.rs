@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use hikkoshi_wire::Capabilities;
-
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::ReceiveError;
 use crate::destination::handover_driver::links::LinkState;
@@ -61,8 +59,6 @@ pub(crate) fn resume(
     watch.observer.begin(&live);
     let start = HandoverStart {
         machine: RecordedDestination::new(record, live.stages_from(&watch.journal)),
-        // Its next connection says what it supports.
-        capabilities: Capabilities::NONE,
         ram,
         context: ReceiveContext::new(None, live),
         postcopy: None,

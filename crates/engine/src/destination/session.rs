@@ -78,6 +78,41 @@ impl Channel {
     }
 }
 
+/// An accepted control link.
+#[derive(Debug)]
+pub(crate) struct ControlLink {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) reader: LinkReader,
+    pub(crate) writer: LinkWriter,
+    /// Which pages the source may name.
+    pub(crate) limits: Limits,
+    /// Ends every thread that works on a link of this source.
+    pub(crate) stop: CancelFlag,
+}
+
+impl ControlLink {
+    /// From now on the source may name these pages.
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+        self.reader.set_limits(limits);
+    }
+}
+
+/// The links that a source opens beside the control link.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpectedLinks {
+    /// The migration that they belong to.
+    pub(crate) id: MigrationId,
+    /// How many for background pages.
+    pub(crate) background: u16,
+    /// Whether there is one for urgent pages.
+    pub(crate) urgent: bool,
+    /// Whether there is one for network frames.
+    pub(crate) frames: bool,
+    /// How many for disks.
+    pub(crate) disks: u16,
+}
+
 /// All links to one source.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -94,16 +129,18 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Starts with an accepted control link; `reader` is its receiving end. The queue is taken only
-    /// on success.
+    /// Starts with an accepted control link. The queue is taken only on success.
     pub(crate) fn start(
-        stream: Arc<Stream>,
-        reader: LinkReader,
-        control: LinkWriter,
-        limits: Limits,
-        stop: CancelFlag,
+        control: ControlLink,
         channel: &mut Channel,
     ) -> Result<Self, DestinationFailure> {
+        let ControlLink {
+            stream,
+            reader,
+            writer,
+            limits,
+            stop,
+        } = control;
         let to_main = channel.sender.clone();
         let listener = start_reader("dst-control", reader, to_main, |message| match message {
             Ok(message) => DestinationSessionEvent::Message(message),
@@ -114,7 +151,7 @@ impl Session {
         })
         .map_err(DestinationFailure::Thread)?;
         Ok(Self {
-            control,
+            control: writer,
             channel: channel.take(),
             listener: Some(listener),
             streams: vec![stream],
@@ -124,20 +161,21 @@ impl Session {
         })
     }
 
-    /// Waits for the source's other links: `background_links` for background pages, one for urgent
-    /// pages if `urgent`, one for frames if `frames`, and `disks` for disks.
-    #[allow(clippy::too_many_arguments, reason = "each is needed once, here")]
+    /// Waits for the source's other links, which get this stall timeout.
     pub(crate) fn await_links(
         &mut self,
         incoming: &Receiver<AcceptedLink>,
-        id: MigrationId,
-        background_links: u16,
-        urgent: bool,
-        frames: bool,
-        disks: u16,
+        expected: &ExpectedLinks,
         stall_timeout: Duration,
         cancel: &CancelFlag,
     ) -> Result<Links, DestinationFailure> {
+        let &ExpectedLinks {
+            id,
+            background: background_links,
+            urgent,
+            frames,
+            disks,
+        } = expected;
         let doing = "waiting for the source's links";
         let deadline = Instant::now() + LINKS_TIMEOUT;
         let (mut urgent_link, mut frames_link) = (None, None);

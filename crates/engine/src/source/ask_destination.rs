@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{
-    Capabilities, Limits, MAX_OBSTACLES, MAX_WARNINGS, MigrationId, Role, ToDestination, ToSource,
-    Versions,
+    Limits, MAX_OBSTACLES, MAX_WARNINGS, MigrationId, OfferedGuest, Role, ToDestination, ToSource,
 };
 
 use crate::obstacle::DestinationObstacle;
 use crate::source::error::SourceFailure;
-use crate::source::guest_offer::GuestOffer;
 use crate::source::migrate::random;
 
 /// How long the destination may take to answer.
@@ -26,9 +24,8 @@ const DOING: &str = "asking the destination whether the guest could move there";
 pub struct Comparison {
     /// The protocol version that both sides support.
     pub version: u16,
-    /// Why the destination would refuse the guest. `None`: hikkoshi there is older and cannot be
-    /// asked; only the connection, the authentication and the versions were checked.
-    pub obstacles: Option<Vec<DestinationObstacle>>,
+    /// Why the destination would refuse the guest.
+    pub obstacles: Vec<DestinationObstacle>,
     /// What differs there, although the guest is not refused for it; for people.
     pub warnings: Vec<String>,
 }
@@ -39,8 +36,7 @@ pub struct Comparison {
 /// If it cannot be reached, is not authentic, has no common protocol version, or does not answer.
 pub fn compare(
     remote: &Remote,
-    guest: GuestOffer<'_>,
-    allow_cpu_mismatch: bool,
+    guest: OfferedGuest,
     cancel: &CancelFlag,
 ) -> Result<Comparison, SourceFailure> {
     let connect = |cause| SourceFailure::Connect {
@@ -49,18 +45,7 @@ pub fn compare(
     };
     let id = random().map_err(|error| connect(HandshakeError::Io(error)))?;
     let hello = hello(Role::Control, MigrationId::from_bytes(id));
-    let (stream, agreed) = open(remote, &hello, cancel).map_err(connect)?;
-    if agreed.version < Versions::TO_BEGIN {
-        return Err(SourceFailure::OlderDestination);
-    }
-    let disks = guest.disks_message(agreed.capabilities)?;
-    if !agreed.capabilities.contains(Capabilities::COMPARE) {
-        return Ok(Comparison {
-            version: agreed.version,
-            obstacles: None,
-            warnings: Vec::new(),
-        });
-    }
+    let (stream, version) = open(remote, &hello, cancel).map_err(connect)?;
     let stream = Arc::new(stream);
     // No page travels.
     let limits = Limits { pages: 0 };
@@ -68,20 +53,12 @@ pub fn compare(
         .map_err(|error| SourceFailure::link(DOING)(LinkError::Io(error)))?;
     control.set_progress_timeout(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
-    let mut messages = guest.first_messages(agreed.capabilities);
-    messages.extend(disks);
-    messages.push(ToDestination::Processors {
-        processors: guest.processors,
-        allow_mismatch: allow_cpu_mismatch,
-    });
-    messages.push(ToDestination::Compare {
-        description: guest.description.clone(),
-    });
-    for message in &messages {
-        control
-            .control(message)
-            .map_err(SourceFailure::link(DOING))?;
-    }
+    let question = ToDestination::Compare {
+        guest: Box::new(guest),
+    };
+    control
+        .control(&question)
+        .map_err(SourceFailure::link(DOING))?;
     let (mut obstacles, mut warnings) = (Vec::new(), Vec::new());
     loop {
         match reader.control().map_err(SourceFailure::link(DOING))? {
@@ -98,8 +75,8 @@ pub fn compare(
         }
     }
     Ok(Comparison {
-        version: agreed.version,
-        obstacles: Some(obstacles),
+        version,
+        obstacles,
         warnings,
     })
 }

@@ -92,18 +92,6 @@ pub enum SourceFailure {
     /// The destination refused the guest.
     #[error("the destination refuses the guest: {0}")]
     Refused(String),
-    /// The destination cannot compare processors.
-    #[error(
-        "offering the guest to the destination: hikkoshi there is too old to compare its \
-         processors with the guest's; update it"
-    )]
-    OlderDestination,
-    /// The destination does not compare disks.
-    #[error(
-        "offering the guest to the destination: hikkoshi there is too old to compare its disks with \
-         the guest's; update it"
-    )]
-    DisksNotCompared,
     /// A link failed.
     #[error("{doing}")]
     Link {

@@ -9,7 +9,7 @@ use hikkoshi_handover::{History, Outcome, RecordedSource, SourceEvent, SourceRec
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
 use hikkoshi_memory::{Backing, ContentMap};
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_wire::{MigrationId, Mode};
+use hikkoshi_wire::{MigrationId, Mode, OfferedGuest};
 
 use crate::disks::DiskRelay;
 use crate::ends_now::ends_now;
@@ -20,7 +20,6 @@ use crate::retry::RetryBudget;
 use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::disks;
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::guest_offer::GuestOffer;
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
 use crate::source::lifecycle::{MigrationResult, SourceStart, with_context};
 use crate::source::notify_guest_kept;
@@ -114,7 +113,14 @@ fn run(
         shared,
         remote,
         machine.record().id,
-        GuestOffer::of(guest),
+        OfferedGuest {
+            domain: guest.domain(),
+            description: guest.describe().clone(),
+            machine: guest.machine(),
+            processors: guest.processors(),
+            allow_cpu_mismatch: shared.options.allow_cpu_mismatch,
+            disks: guest.disks(),
+        },
         capture,
     );
     guest.disks_compared();

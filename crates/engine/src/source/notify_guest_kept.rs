@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSource};
+use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::report::Observer;
 use crate::source::error::SourceFailure;
@@ -76,11 +76,7 @@ fn connection_refused(error: &io::Error) -> bool {
 
 /// Makes one connection. `Ok` if the destination needs no other one.
 fn attempt(remote: &Remote, id: MigrationId, timed_out: &CancelFlag) -> Result<(), HandshakeError> {
-    let (stream, agreed) = open(remote, &hello(Role::Control, id), timed_out)?;
-    if !agreed.capabilities.contains(Capabilities::RECOVERY) {
-        // A version that does not wait for its source.
-        return Ok(());
-    }
+    let (stream, _) = open(remote, &hello(Role::Control, id), timed_out)?;
     // Only control messages are sent here.
     let limits = Limits { pages: 0 };
     let stream = std::sync::Arc::new(stream);

@@ -19,8 +19,7 @@ use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 use hikkoshi_memory::{GuestRam, PageReader};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    Capabilities, Limits, MAX_PAGES_PER_FRAME, MigrationId, PROBE_PAGES, Role, ToDestination,
-    ToSource, Versions,
+    Limits, MAX_PAGES_PER_FRAME, MigrationId, PROBE_PAGES, Role, ToDestination, ToSource,
 };
 
 use crate::source::error::SourceFailure;
@@ -76,8 +75,6 @@ pub struct ProbedLine {
 /// Measures the line to the destination at `remote`. `memory`: the guest's memory and those of its
 /// pages that are read meanwhile.
 ///
-/// `None`: hikkoshi there is older, and cannot measure the line.
-///
 /// # Errors
 /// If the destination cannot be reached, is not authentic, does not answer, or a link fails.
 pub fn probe(
@@ -85,7 +82,7 @@ pub fn probe(
     options: &ProbeOptions,
     memory: Option<(&GuestRam, &[PageRange])>,
     cancel: &CancelFlag,
-) -> Result<Option<ProbedLine>, SourceFailure> {
+) -> Result<ProbedLine, SourceFailure> {
     let connect = |cause| SourceFailure::Connect {
         address: remote.address.to_string(),
         cause,
@@ -94,11 +91,8 @@ pub fn probe(
     let id = random().map_err(|error| connect(HandshakeError::Io(error)))?;
     let id = MigrationId::from_bytes(id);
     let opening = Instant::now();
-    let (stream, agreed) = open(remote, &hello(Role::Control, id), cancel).map_err(connect)?;
+    let (stream, _) = open(remote, &hello(Role::Control, id), cancel).map_err(connect)?;
     let open_link = opening.elapsed();
-    if agreed.version < Versions::TO_BEGIN || !agreed.capabilities.contains(Capabilities::PROBE) {
-        return Ok(None);
-    }
     let stream = Arc::new(stream);
     // No page travels on this link.
     let (mut reader, mut control) = split(&stream, Limits { pages: 0 }, cancel)
@@ -155,7 +149,7 @@ pub fn probe(
     // When the destination has closed the link, it waits for the next source.
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
     while reader.control::<ToSource>().is_ok() {}
-    Ok(Some(ProbedLine {
+    Ok(ProbedLine {
         round_trip: round_trips.first().copied().unwrap_or_default(),
         median_round_trip: round_trips
             .get(round_trips.len() / 2)
@@ -164,7 +158,7 @@ pub fn probe(
         arrived,
         sent_for,
         open_link,
-    }))
+    })
 }
 
 /// How the links send.

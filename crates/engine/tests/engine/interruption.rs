@@ -68,7 +68,7 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
         if passing.name != name || done.swap(true, Ordering::Relaxed) {
             return Fate::Pass;
         }
-        if name == "Begin" {
+        if name == "Offer" {
             // It gets no offer from this source, or cannot answer it, and would wait for another.
             cancel.cancel();
         }
@@ -130,7 +130,7 @@ fn check_outcomes(done: &Done, what: &str, source: Verdict, destination: Verdict
 #[test]
 fn a_link_lost_before_commit_leaves_the_guest_at_the_source() {
     for name in [
-        "Begin",
+        "Offer",
         "Accept",
         "Discard",
         "DiscardEnd",
@@ -366,7 +366,7 @@ fn the_source_can_cancel_until_it_commits() {
 #[test]
 fn the_destination_can_cancel_until_it_is_ready() {
     for (mode, name) in [
-        (Mode::Hybrid, "Begin"),
+        (Mode::Hybrid, "Offer"),
         (Mode::Precopy, "Pages"),
         (Mode::Hybrid, "DiscardEnd"),
         (Mode::Precopy, "DeviceStateChunk"),
@@ -381,7 +381,7 @@ fn the_destination_can_cancel_until_it_is_ready() {
         assert!(
             source == "cancelled at the destination"
                 // It was not connected for long enough to be notified.
-                || name == "Begin",
+                || name == "Offer",
             "{mode:?} {name}: {source}"
         );
         assert_eq!(

@@ -1,25 +1,13 @@
 //! Guests whose processors would differ at the destination.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::thread;
 
-use error_reporter::Report;
-use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
-    SourceOptions, migrate, receive,
-};
-use hikkoshi_handover::Outcome;
-use hikkoshi_handover::Unrecorded;
-use hikkoshi_link::{Address, Listener, hello, split};
+use hikkoshi_engine::Mode;
 use hikkoshi_wire::{
-    CHALLENGE_LEN, CpuidRegister, CpuidWord, HELLO_LEN, Hello, Limits, MigrationId, Processor,
-    ProcessorKind, ProcessorPlace, Processors, Role, ToDestination, ToSource, Topology, Versions,
+    CpuidRegister, CpuidWord, Processor, ProcessorKind, ProcessorPlace, Processors, Topology,
 };
 
-use crate::guests::TestDestination;
-use crate::run::{Notices, Setup, open, watchdog};
+use crate::run::Setup;
 
 /// One processor with these flags of CPUID's leaf 7 in EBX.
 fn with_flags(bits: u32) -> Processors {
@@ -105,94 +93,4 @@ fn another_accelerator_is_always_refused() {
         "{text}"
     );
     assert_eq!(done.destination_calls.count("prepare"), 0);
-}
-
-/// Version 1 did not describe a guest's processors.
-#[test]
-fn an_older_destination_is_refused() {
-    let _watchdog = watchdog();
-    let Setup { mut source, .. } = Setup::new(Mode::Hybrid);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("listen");
-    let listener = UnixListener::bind(&path).unwrap();
-    let error = thread::scope(|scope| {
-        scope.spawn(|| {
-            let (mut socket, _) = listener.accept().unwrap();
-            let mut hello_bytes = [0; HELLO_LEN];
-            socket.read_exact(&mut hello_bytes).unwrap();
-            let theirs = Hello {
-                versions: Versions::new(1, 1).unwrap(),
-                ..Hello::decode(&hello_bytes).unwrap()
-            };
-            socket.write_all(&theirs.encode()).unwrap();
-            socket.write_all(&[7; CHALLENGE_LEN]).unwrap();
-            socket.read_exact(&mut [0; CHALLENGE_LEN]).unwrap();
-            // Nothing else is sent.
-            assert_eq!(socket.read(&mut [0]).unwrap(), 0);
-        });
-        let watch = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::new(Notices::default()),
-            journal: Arc::new(Unrecorded),
-        };
-        let remote = Address::Unix(path.clone()).into();
-        migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap_err()
-    });
-    assert_eq!(error.outcome, Outcome::AtSource);
-    assert!(
-        Report::new(&error)
-            .to_string()
-            .contains("hikkoshi there is too old"),
-        "{error}"
-    );
-}
-
-#[test]
-fn an_older_source_is_refused() {
-    let _watchdog = watchdog();
-    let setup = Setup::new(Mode::Hybrid);
-    let mut guest: TestDestination = setup.destination;
-    let description = guest.description.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let listener = Listener::bind(&Address::Unix(folder.path().join("listen"))).unwrap();
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
-    thread::scope(|scope| {
-        let receiving = scope.spawn(|| {
-            receive(
-                &mut guest,
-                &listener,
-                &DestinationOptions::default(),
-                &watch,
-            )
-        });
-        let hello = Hello {
-            versions: Versions::new(1, 1).unwrap(),
-            ..hello(Role::Control, MigrationId::from_bytes([3; 16]))
-        };
-        let stream = Arc::new(open(&listener.address().clone().into(), &hello).unwrap());
-        let limits = Limits { pages: 1 << 20 };
-        let (mut reader, mut writer) = split(&stream, limits, &CancelFlag::new()).unwrap();
-        writer
-            .control(&ToDestination::Begin {
-                description,
-                mode: Mode::Hybrid,
-                may_postcopy: true,
-                background_links: 1,
-            })
-            .unwrap();
-        let ToSource::Refuse { reason } = reader.control().unwrap() else {
-            panic!("not refused")
-        };
-        assert!(
-            reason.contains("hikkoshi at the source is older"),
-            "{reason}"
-        );
-        watch.cancel.cancel();
-        assert!(receiving.join().unwrap().is_err());
-    });
 }

@@ -129,9 +129,7 @@ impl From<&SourceFailure> for Reason {
         match failure {
             SourceFailure::Bandwidth(_) => Self::Usage,
             SourceFailure::Connect { .. } => Self::Connect,
-            SourceFailure::Refused(_)
-            | SourceFailure::OlderDestination
-            | SourceFailure::DisksNotCompared => Self::Refused,
+            SourceFailure::Refused(_) => Self::Refused,
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
             SourceFailure::DiskStalled { .. } => Self::of_link(&LinkError::TooSlow),
             // The reason why the links were lost. The message says why reconnecting failed.

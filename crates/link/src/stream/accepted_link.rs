@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use hikkoshi_wire::{Capabilities, MigrationId, Role};
+use hikkoshi_wire::{MigrationId, Role};
 
 use crate::Stream;
 use crate::tls::Fingerprint;
@@ -14,8 +14,6 @@ pub struct AcceptedLink {
     pub role: Role,
     /// The migration that it belongs to.
     pub id: MigrationId,
-    /// The capabilities that both sides support, beyond the protocol's version.
-    pub capabilities: Capabilities,
     /// The connection.
     pub stream: Stream,
     /// The peer's address, for messages.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::frame::{Frame, HEADER_LEN, MAX_CONTROL};
+use super::frame::{Frame, HEADER_LEN, MAX_CONTROL, MAX_OFFER};
 use crate::messages::{ToDestination, ToSource};
 
 /// The two directions of the control link: [`ToDestination`], [`ToSource`].
@@ -16,7 +16,13 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
     #[doc(hidden)]
     const COUNT: u32;
 
-    /// What the message describes, for errors.
+    /// The longest possible encoding of this message, in bytes.
+    #[doc(hidden)]
+    fn max_len(&self) -> usize {
+        MAX_CONTROL
+    }
+
+    /// What makes the message too long, if it is, for errors.
     #[doc(hidden)]
     fn subject(&self) -> Subject {
         Subject::Other
@@ -24,25 +30,28 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 22;
+    const COUNT: u32 = 17;
+
+    fn max_len(&self) -> usize {
+        match self {
+            Self::Offer { .. } | Self::Compare { .. } => MAX_OFFER,
+            _ => MAX_CONTROL,
+        }
+    }
 
     fn subject(&self) -> Subject {
         match self {
-            Self::Begin { .. } => Subject::Memory,
-            Self::Processors { .. } => Subject::Processors,
-            Self::Machine { .. } => Subject::Machine,
-            Self::Disks { .. } => Subject::Disks,
+            Self::Offer { guest, .. } | Self::Compare { guest } => guest.longest_part(),
             _ => Subject::Other,
         }
     }
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 23;
+    const COUNT: u32 = 22;
 }
 
-/// What a control message describes. Each message whose length depends on the
-/// guest has its own subject.
+/// What the length of a control message depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Subject {
@@ -54,6 +63,8 @@ pub enum Subject {
     Machine,
     /// The guest's disks.
     Disks,
+    /// The guest's libvirt domain.
+    Domain,
     /// Anything else. hikkoshi keeps these messages short.
     Other,
 }
@@ -61,10 +72,11 @@ pub enum Subject {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Memory => "the message that describes the guest's memory",
-            Self::Processors => "the message that describes the guest's processors",
-            Self::Machine => "the message that describes the guest's devices",
-            Self::Disks => "the message that describes the guest's disks",
+            Self::Memory => "the description of the guest's memory",
+            Self::Processors => "the description of the guest's processors",
+            Self::Machine => "the description of the guest's devices",
+            Self::Disks => "the description of the guest's disks",
+            Self::Domain => "the description of the guest's domain",
             Self::Other => "a control message",
         })
     }
@@ -83,6 +95,10 @@ impl Subject {
                 "shorten the paths of the guest's disks and of their backing files, or use fewer of \
                  them"
             }
+            Self::Domain => {
+                "let libvirt forget some of the domain's snapshots ('virsh snapshot-delete \
+                 --metadata')"
+            }
             Self::Other => "this is an error in hikkoshi; report it",
         }
     }
@@ -99,8 +115,8 @@ mod sealed {
 /// # Errors
 ///
 /// If a name or a list in the message is longer than its type allows, or the
-/// whole message is longer than [`MAX_CONTROL`]. The error names what the
-/// message describes. A reason that is too long is cut, and is not an error.
+/// whole message is longer than [`MAX_CONTROL`], or an offer than [`MAX_OFFER`]. The error names the part that
+/// is too long. A reason that is too long is cut, and is not an error.
 pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
     append(message, Vec::new(), 0)
 }
@@ -116,6 +132,7 @@ pub fn control_frame<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeEr
     let len = u32::try_from(payload).map_err(|_| EncodeError::TooLong {
         subject: message.subject(),
         bytes: payload,
+        max: message.max_len(),
     })?;
     let header = Frame::Control { len }.encode();
     for (byte, header) in frame.iter_mut().zip(header) {
@@ -129,14 +146,16 @@ fn append<T: ControlMessage>(
     before: Vec<u8>,
     skip: usize,
 ) -> Result<Vec<u8>, EncodeError> {
-    let subject = message.subject();
-    let bytes =
-        postcard::to_extend(message, before).map_err(|_| EncodeError::OutOfBounds { subject })?;
+    let bytes = postcard::to_extend(message, before).map_err(|_| EncodeError::OutOfBounds {
+        subject: message.subject(),
+    })?;
     let payload = bytes.len() - skip;
-    if payload > MAX_CONTROL {
+    let max = message.max_len();
+    if payload > max {
         return Err(EncodeError::TooLong {
-            subject,
+            subject: message.subject(),
             bytes: payload,
+            max,
         });
     }
     Ok(bytes)
@@ -152,7 +171,7 @@ fn append<T: ControlMessage>(
 /// See [`ControlError`]. The peer is faulty or has another version: close the
 /// link.
 pub fn decode_control<T: ControlMessage>(payload: &[u8]) -> Result<T, ControlError> {
-    if payload.len() > MAX_CONTROL {
+    if payload.len() > MAX_OFFER {
         return Err(ControlError::TooLong {
             bytes: payload.len(),
         });
@@ -189,14 +208,16 @@ pub enum EncodeError {
     },
     /// Each part is within its bound, but the whole message is too long.
     #[error(
-        "encoding {subject}: it takes {bytes} bytes, the limit is {MAX_CONTROL}; {}",
+        "encoding a message for the peer: it has {bytes} bytes, the limit is {max}, and the largest part is {subject}; {}",
         .subject.advice()
     )]
     TooLong {
-        /// What the message describes.
+        /// Its largest part.
         subject: Subject,
-        /// Its length.
+        /// The length of the message.
         bytes: usize,
+        /// The limit.
+        max: usize,
     },
 }
 
@@ -206,7 +227,7 @@ pub enum EncodeError {
 pub enum ControlError {
     /// More bytes than any message can have.
     #[error(
-        "reading a control message: it has {bytes} bytes, the limit is {MAX_CONTROL}; the peer is faulty; close the link"
+        "reading a control message: it has {bytes} bytes, the limit is {MAX_OFFER}; the peer is faulty; close the link"
     )]
     TooLong {
         /// Its length.
@@ -253,4 +274,4 @@ impl ControlError {
 }
 
 /// [`Frame::Control`] announces the length as a `u32`: every length must fit.
-const _: () = assert!(MAX_CONTROL < u32::MAX as usize);
+const _: () = assert!(MAX_OFFER < u32::MAX as usize);

@@ -23,8 +23,12 @@ use crate::limits::Limits;
 /// The length of a frame header in bytes.
 pub const HEADER_LEN: usize = 24;
 
-/// The longest encoded control message, in bytes: 1 MiB.
+/// The longest encoded control message about a guest whose layout both sides know, in bytes: 1 MiB.
 pub const MAX_CONTROL: usize = 1 << 20;
+
+/// The longest encoded control message before that, in bytes: 4 MiB. It is the offer of a guest with
+/// a thousand disks and hundreds of processors, or of a domain with a hundred snapshots.
+pub const MAX_OFFER: usize = 4 << 20;
 
 /// The most bytes in one frame of a disk's link: 256 KiB.
 pub const MAX_DISK_BYTES: usize = 256 << 10;
@@ -51,7 +55,7 @@ const DISK: u8 = 6;
 /// A frame, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A control message of `len` bytes follows: 1 to [`MAX_CONTROL`]. See
+    /// A control message of `len` bytes follows: 1 to [`Limits::max_control`]. See
     /// [`decode_control`](crate::decode_control).
     Control {
         /// The length of the encoded message in bytes.
@@ -172,8 +176,9 @@ impl Frame {
             return Err(DecodeError::Malformed { name });
         }
         if let Self::Control { len } = frame {
-            if len == 0 || usize_from(u64::from(len)) > MAX_CONTROL {
-                return Err(DecodeError::ControlLength { len });
+            let max = limits.max_control();
+            if len == 0 || usize_from(u64::from(len)) > max {
+                return Err(DecodeError::ControlLength { len, max });
             }
             if value != 0 {
                 return Err(DecodeError::Malformed { name });
@@ -282,11 +287,13 @@ pub enum DecodeError {
     },
     /// A control message that is empty or too long.
     #[error(
-        "reading a frame header: it announces a control message of {len} bytes, 1 to {MAX_CONTROL} are possible; the peer is faulty; close the link"
+        "reading a frame header: it announces a control message of {len} bytes, 1 to {max} are possible; the peer is faulty; close the link"
     )]
     ControlLength {
         /// The length in bytes.
         len: u32,
+        /// The longest possible.
+        max: usize,
     },
     /// Too many bytes of a disk.
     #[error(
@@ -427,7 +434,14 @@ mod tests {
         }
         for len in [0, (1 << 20) + 1, u32::MAX] {
             let error = refused(header(1, 0, len, 0, 0));
-            assert_eq!(error, DecodeError::ControlLength { len });
+            let max = MAX_CONTROL;
+            assert_eq!(error, DecodeError::ControlLength { len, max });
+        }
+        // Before the layout is known, a message may be an offer.
+        let offer = Limits { pages: 0 };
+        for (len, is_possible) in [((1 << 20) + 1, true), ((4 << 20) + 1, false)] {
+            let decoded = Frame::decode(&header(1, 0, len, 0, 0), &offer);
+            assert_eq!(decoded.is_ok(), is_possible, "{len}");
         }
         for len in [(256 << 10) + 1, u32::MAX] {
             let error = refused(header(6, 0, len, 0, 0));

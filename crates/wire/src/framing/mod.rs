@@ -12,6 +12,6 @@ pub use control_codec::{
 pub use decoder::{Decoder, Message, StreamError};
 pub(crate) use fields::{field, put};
 pub use frame::{
-    DecodeError, Frame, HEADER_LEN, MAX_CONTROL, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME,
+    DecodeError, Frame, HEADER_LEN, MAX_CONTROL, MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME,
     MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
 };

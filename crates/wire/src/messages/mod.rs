@@ -1,7 +1,6 @@
 //! The control messages. The crate's documentation shows their order.
 //!
-//! A message is encoded as its position in the enum: append new ones at the
-//! end, and never remove, move or change one.
+//! A message is encoded as its position in the enum.
 
 use hikkoshi_pages::MAX_BLOCKS;
 use serde::{Deserialize, Serialize};
@@ -15,6 +14,7 @@ mod machine;
 mod measurements;
 mod mode;
 mod network_frames;
+mod offer;
 mod page_ranges;
 mod processors;
 mod stage;
@@ -35,6 +35,7 @@ pub use measurements::{
 };
 pub use mode::Mode;
 pub use network_frames::{MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, NetworkFrame, OFFLOAD_LEN};
+pub use offer::OfferedGuest;
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use processors::{
     CpuidRegister, CpuidWord, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
@@ -61,11 +62,10 @@ pub const PROBE_PAGES: u64 = 2048;
 /// Messages from the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDestination {
-    /// Which guest moves, and how. Only [`Machine`](Self::Machine) and
-    /// [`Processors`](Self::Processors) come before it.
-    Begin {
+    /// Which guest moves, and how. The first message of a migration.
+    Offer {
         /// The guest.
-        description: GuestDescription,
+        guest: Box<OfferedGuest>,
         /// How its memory travels.
         mode: Mode,
         /// Whether the source may switch to post-copy. Always true in the modes
@@ -76,6 +76,9 @@ pub enum ToDestination {
         /// The number of background links that the source opens, 1 to
         /// [`MAX_LINKS`]. Their indices start at 0.
         background_links: u16,
+        /// Whether the source keeps the frames that arrive for the guest during the switchover, and
+        /// opens a link with [`Role::Frames`](crate::Role::Frames).
+        keeps_frames: bool,
     },
     /// Post-copy: drop these pages. The source sends them after the switchover;
     /// what pre-copy sent of them is stale. May be sent several times, but only
@@ -123,9 +126,7 @@ pub enum ToDestination {
     /// The last message: the source sends nothing more and needs nothing more.
     Goodbye,
     /// The first message on a new control link of an unfinished migration: the
-    /// source asks to resume it. This message and the next two are sent only
-    /// to a destination with
-    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
+    /// source asks to resume it.
     ResumeRequest {
         /// How far the source is.
         stage: SourceStage,
@@ -146,28 +147,6 @@ pub enum ToDestination {
         /// them, and no urgent link.
         background_links: u16,
     },
-    /// The guest's virtual processors. Sent immediately before
-    /// [`Begin`](Self::Begin). From version 2 on.
-    Processors {
-        /// The processors.
-        processors: Processors,
-        /// Whether the guest may move to processors that it can distinguish
-        /// from these. The destination then reports the differences
-        /// ([`Warning`](ToSource::Warning)) instead of refusing the guest.
-        allow_mismatch: bool,
-    },
-    /// The guest's devices and auxiliary memory. Sent before
-    /// [`Processors`](Self::Processors), and only to a destination with
-    /// [`Capabilities::MACHINE`](crate::Capabilities::MACHINE).
-    Machine {
-        /// The devices and the memory.
-        machine: Machine,
-    },
-    /// The source keeps the frames that arrive for the guest during the
-    /// switchover, and opens a link with [`Role::Frames`](crate::Role::Frames).
-    /// Sent before [`Processors`](Self::Processors), and only to a destination
-    /// with [`Capabilities::FRAMES`](crate::Capabilities::FRAMES).
-    KeepsFrames,
     /// Frames that the guest did not get at the source, in the order of their
     /// arrival. Only on the link for frames, from *Commit* on.
     Frames {
@@ -183,38 +162,27 @@ pub enum ToDestination {
     /// The source's process has ended after [`Commit`](Self::Commit), and pages
     /// that the destination needs were private to it: they will never come.
     /// After the list of missing pages it is sent in place of
-    /// [`Owed`](Self::Owed). The last message. Only to a destination with
-    /// [`Capabilities::MEMORY_LOST`](crate::Capabilities::MEMORY_LOST).
+    /// [`Owed`](Self::Owed). The last message.
     MemoryLost {
         /// What was lost, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// Instead of [`Begin`](Self::Begin): the source only asks whether the guest
+    /// The first message, instead of an offer: the source only asks whether the guest
     /// could move. The destination compares everything as for a migration,
     /// changes nothing, answers with [`Obstacle`](ToSource::Obstacle) messages
     /// and [`Compared`](ToSource::Compared), and waits for the next source.
-    /// Sent only to a destination with
-    /// [`Capabilities::COMPARE`](crate::Capabilities::COMPARE).
     Compare {
         /// The guest.
-        description: GuestDescription,
+        guest: Box<OfferedGuest>,
     },
-    /// The guest is a libvirt domain. The first message, and only to a
-    /// destination with [`Capabilities::DOMAIN`](crate::Capabilities::DOMAIN).
-    /// One with libvirt creates the domain before it answers the offer.
-    Domain {
-        /// The domain.
-        domain: Domain,
-    },
-    /// The first message, instead of the offer of a guest: the source only
+    /// The first message, instead of an offer: the source only
     /// measures the line. The destination answers with
     /// [`ProbeReady`](ToSource::ProbeReady), and the source opens the background
     /// links and sends page frames on them, as in pre-copy. The destination
     /// acknowledges and discards them. The link ends with
     /// [`Goodbye`](Self::Goodbye), and the destination waits for the next
-    /// source. Sent only to a destination with
-    /// [`Capabilities::PROBE`](crate::Capabilities::PROBE).
+    /// source.
     Probe {
         /// The number of background links that the source opens, 1 to
         /// [`MAX_LINKS`].
@@ -223,13 +191,6 @@ pub enum ToDestination {
     /// While the line is measured: answer with [`Echoed`](ToSource::Echoed) at
     /// once. At most [`MAX_ECHOES`] of them.
     Echo,
-    /// The guest's disks: which both sides must have, and which the source copies before the
-    /// switchover. For each of those it opens a link with [`Role::Disk`](crate::Role::Disk). Sent
-    /// before [`Processors`](Self::Processors), if the guest has disks.
-    Disks {
-        /// The disks.
-        disks: GuestDisks,
-    },
 }
 
 /// Messages from the destination to the source.
@@ -271,12 +232,7 @@ pub enum ToSource {
     Complete {
         /// How long page requests took, for the source's report.
         requests: RequestSummary,
-    },
-    /// Measurements of the guest's page faults, for the source's report. Sent
-    /// once, immediately before [`Complete`](Self::Complete), and only to a
-    /// source with [`Capabilities::MEASURES`](crate::Capabilities::MEASURES).
-    Measured {
-        /// The measurements.
+        /// The guest's page faults, for the source's report.
         faults: FaultMeasures,
     },
     /// The answer to [`ResumeRequest`](ToDestination::ResumeRequest). In the stages
@@ -304,18 +260,14 @@ pub enum ToSource {
         pages: u64,
     },
     /// The destination never ran the guest, never will, and has recorded that:
-    /// the source takes the guest back, even after *Commit*. Only to a source
-    /// with
-    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
+    /// the source takes the guest back, even after *Commit*.
     Declined {
         /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
     },
     /// The guest is lost: it has run at the destination, and its process ended
-    /// there before every page had arrived. Neither side can continue it. Only
-    /// to a source with
-    /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
+    /// there before every page had arrived. Neither side can continue it.
     GuestLost {
         /// How, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
@@ -330,8 +282,7 @@ pub enum ToSource {
         what: String,
     },
     /// The guest has run at the destination and has shut itself down. The
-    /// missing pages are no longer needed, and neither is the source. Only to a
-    /// source with [`Capabilities::SHUT_DOWN`](crate::Capabilities::SHUT_DOWN).
+    /// missing pages are no longer needed, and neither is the source.
     ShutDown,
     /// The answer to [`FramesEnd`](ToDestination::FramesEnd), once the guest
     /// runs: how many frames were delivered. The only message on the link for frames.
@@ -372,8 +323,7 @@ pub enum ToSource {
     /// persistent, for example. Sent at most once on a link, before
     /// [`Complete`](Self::Complete), [`ShutDown`](Self::ShutDown) or a
     /// [`ResumeReply`](Self::ResumeReply) with
-    /// [`DestinationStage::Complete`], and only to a source with
-    /// [`Capabilities::LEFT_TO_DO`](crate::Capabilities::LEFT_TO_DO).
+    /// [`DestinationStage::Complete`].
     LeftToDo {
         /// What, and what to do there, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
@@ -381,9 +331,8 @@ pub enum ToSource {
     },
     /// How long the guest did not run since the destination received *Commit*.
     /// With it the source knows about when the guest ran again, also if
-    /// [`GuestResumed`](Self::GuestResumed) was late. Sent at most once, immediately
-    /// after `GuestResumed`, and only to a source with
-    /// [`Capabilities::RESUME_TIME`](crate::Capabilities::RESUME_TIME).
+    /// [`GuestResumed`](Self::GuestResumed) was late. Sent at most once on a link, immediately
+    /// after `GuestResumed` or [`ResumeReply`](Self::ResumeReply).
     ResumeTime {
         /// From the receipt of *Commit* until the guest ran, in microseconds.
         micros: u64,

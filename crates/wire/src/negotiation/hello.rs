@@ -7,13 +7,14 @@
 //!     10      2  highest protocol version
 //!     12      2  role: 0 control, 1 urgent, 2 background, 3 frames, 4 disk
 //!     14      2  number of the background link or of the disk, otherwise 0
-//!     16      8  capabilities
+//!     16      8  optional features, one bit each; none is defined yet
 //!     24     16  the migration's id
 //!     40      4  CRC-32C of the 40 bytes before
 //! ```
 //!
 //! All numbers are little-endian. This layout is the same in every future
-//! version: each side reads the other's versions from it.
+//! version: each side reads the other's versions from it. A side uses only the
+//! features that both hellos have, and ignores bits that it does not know.
 //!
 //! After its hello the destination sends a challenge, [`CHALLENGE_LEN`] random
 //! bytes, and the source returns them before it sends anything else. So bytes
@@ -24,7 +25,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::migration_id::MigrationId;
-use super::versions::{Capabilities, Versions};
+use super::versions::Versions;
 use crate::framing::{field, put};
 
 /// The length of a hello in bytes.
@@ -75,8 +76,9 @@ impl fmt::Display for Role {
 pub struct Hello {
     /// The protocol versions that the sender supports.
     pub versions: Versions,
-    /// What the sender supports beyond that.
-    pub capabilities: Capabilities,
+    /// The optional features that the sender supports beyond that, one bit each. None is
+    /// defined yet: a sender sets no bit, and a receiver ignores all of them.
+    pub features: u64,
     /// What the link is for.
     pub role: Role,
     /// The migration that the link belongs to.
@@ -100,7 +102,7 @@ impl Hello {
         put::<10, 2, HELLO_LEN>(&mut hello, self.versions.max().to_le_bytes());
         put::<12, 2, HELLO_LEN>(&mut hello, role.to_le_bytes());
         put::<14, 2, HELLO_LEN>(&mut hello, index.to_le_bytes());
-        put::<16, 8, HELLO_LEN>(&mut hello, self.capabilities.bits().to_le_bytes());
+        put::<16, 8, HELLO_LEN>(&mut hello, self.features.to_le_bytes());
         put::<24, 16, HELLO_LEN>(&mut hello, self.id.to_bytes());
         let checksum = checksum(&hello);
         put::<40, 4, HELLO_LEN>(&mut hello, checksum.to_le_bytes());
@@ -135,10 +137,7 @@ impl Hello {
         };
         Ok(Self {
             versions,
-            // Unknown bits are kept; negotiation drops them.
-            capabilities: Capabilities::from_bits(u64::from_le_bytes(field::<16, 8, HELLO_LEN>(
-                hello,
-            ))),
+            features: u64::from_le_bytes(field::<16, 8, HELLO_LEN>(hello)),
             role,
             id: MigrationId::from_bytes(field::<24, 16, HELLO_LEN>(hello)),
         })

@@ -6,4 +6,4 @@ mod versions;
 
 pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
 pub use migration_id::MigrationId;
-pub use versions::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
+pub use versions::{NegotiationError, Versions, negotiate};

@@ -76,7 +76,8 @@ pub(crate) fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[
         assert!(again.len() <= bytes.len(), "{message:?}");
         assert_eq!(decode_control::<T>(&again), Ok(message));
     }
-    if let Ok(ToDestination::Begin { description, .. }) = decode_control(bytes) {
+    if let Ok(ToDestination::Offer { guest, .. }) = decode_control(bytes) {
+        let description = guest.description;
         // Any description can be compared and laid out without a panic.
         assert_eq!(description.compatible_with(&description), Ok(()));
         if let Ok(layout) = description.layout() {

@@ -2,14 +2,13 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    AuxiliaryBlock, Backing, BlockDescription, Capabilities, CpuidRegister, CpuidWord,
-    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot,
-    FaultKind, FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello,
-    ImageMark, ImageName, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
-    MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN,
-    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
-    RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
-    Topology, Versions,
+    AuxiliaryBlock, Backing, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
+    Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot, FaultKind, FaultMeasures, Frame,
+    GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark, ImageName,
+    MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine,
+    Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, PageRanges, Processor,
+    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -32,7 +31,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     )
         .prop_map(|(min, more, bits, role, id)| Hello {
             versions: Versions::new(min, min.saturating_add(more)).unwrap(),
-            capabilities: Capabilities::from_bits(bits),
+            features: bits,
             role,
             id: MigrationId::from_bytes(id),
         })
@@ -222,12 +221,15 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
         Just(Mode::Hybrid)
     ];
     prop_oneof![
-        (description(), mode, any::<bool>(), any::<u16>()).prop_map(
-            |(description, mode, may_postcopy, background_links)| ToDestination::Begin {
-                description,
-                mode,
-                may_postcopy,
-                background_links
+        (guest(), mode, any::<bool>(), any::<u16>(), any::<bool>()).prop_map(
+            |(guest, mode, may_postcopy, background_links, keeps_frames)| {
+                ToDestination::Offer {
+                    guest: Box::new(guest),
+                    mode,
+                    may_postcopy,
+                    background_links,
+                    keeps_frames,
+                }
             }
         ),
         ranges().prop_map(|ranges| ToDestination::Discard { ranges }),
@@ -269,8 +271,6 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
                 background_links,
             }
         }),
-        machine().prop_map(|machine| ToDestination::Machine { machine }),
-        Just(ToDestination::KeepsFrames),
         (
             any::<[u8; 6]>(),
             prop::collection::vec(network_frame(), 0..20)
@@ -278,18 +278,35 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
             .prop_map(|(card, frames)| ToDestination::Frames { card, frames }),
         Just(ToDestination::FramesEnd),
         text().prop_map(|reason| ToDestination::MemoryLost { reason }),
-        description().prop_map(|description| ToDestination::Compare { description }),
-        domain().prop_map(|domain| ToDestination::Domain { domain }),
+        guest().prop_map(|guest| ToDestination::Compare {
+            guest: Box::new(guest)
+        }),
         any::<u16>().prop_map(|background_links| ToDestination::Probe { background_links }),
         Just(ToDestination::Echo),
-        disks().prop_map(|disks| ToDestination::Disks { disks }),
-        (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
-            ToDestination::Processors {
-                processors,
-                allow_mismatch,
-            }
-        }),
     ]
+}
+
+fn guest() -> impl Strategy<Value = OfferedGuest> {
+    let domain = prop::option::of(domain());
+    let allowed = any::<bool>();
+    (
+        domain,
+        description(),
+        machine(),
+        processors(),
+        allowed,
+        disks(),
+    )
+        .prop_map(
+            |(domain, description, machine, processors, allow_cpu_mismatch, disks)| OfferedGuest {
+                domain,
+                description,
+                machine,
+                processors,
+                allow_cpu_mismatch,
+                disks,
+            },
+        )
 }
 
 fn disks() -> impl Strategy<Value = GuestDisks> {
@@ -442,8 +459,8 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         text().prop_map(|reason| ToSource::Failed { reason }),
         Just(ToSource::GuestResumed),
         text().prop_map(|reason| ToSource::Cancel { reason }),
-        summary().prop_map(|requests| ToSource::Complete { requests }),
-        measures().prop_map(|faults| ToSource::Measured { faults }),
+        (summary(), measures())
+            .prop_map(|(requests, faults)| ToSource::Complete { requests, faults }),
         (
             destination_stage(),
             prop::collection::vec(any::<u64>(), 0..1024),

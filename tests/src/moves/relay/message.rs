@@ -18,17 +18,7 @@ pub enum MessageKind {
     /// Destination: its greeting on any link.
     Greeting,
     /// Sent by the source.
-    Domain,
-    /// Sent by the source.
-    Machine,
-    /// Sent by the source.
-    KeepsFrames,
-    /// Sent by the source.
-    Disks,
-    /// Sent by the source.
-    Processors,
-    /// Sent by the source.
-    Begin,
+    Offer,
     /// Sent by the destination.
     Warning,
     /// Sent by the destination.
@@ -66,8 +56,6 @@ pub enum MessageKind {
     GuestResumed,
     /// Sent by the destination.
     Complete,
-    /// Sent by the destination.
-    Measured,
     /// Sent by the source.
     Goodbye,
     /// Sent by either side.
@@ -137,7 +125,7 @@ pub(super) fn of_disk(payload: &[u8]) -> MessageKind {
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
     match decode_control::<ToDestination>(payload).unwrap() {
-        ToDestination::Begin { .. } => MessageKind::Begin,
+        ToDestination::Offer { .. } => MessageKind::Offer,
         ToDestination::Discard { .. } => MessageKind::Discard,
         ToDestination::DiscardEnd => MessageKind::DiscardEnd,
         ToDestination::DeviceStateChunk { .. } => MessageKind::DeviceStateChunk,
@@ -148,17 +136,12 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::ResumeRequest { .. } => MessageKind::ResumeRequest,
         ToDestination::Owed { .. } => MessageKind::Owed,
         ToDestination::OwedEnd { .. } => MessageKind::OwedEnd,
-        ToDestination::Processors { .. } => MessageKind::Processors,
-        ToDestination::Machine { .. } => MessageKind::Machine,
-        ToDestination::KeepsFrames => MessageKind::KeepsFrames,
         ToDestination::Frames { .. } => MessageKind::Frames,
         ToDestination::FramesEnd => MessageKind::FramesEnd,
         ToDestination::MemoryLost { .. } => MessageKind::MemoryLost,
         ToDestination::Compare { .. } => MessageKind::Compare,
-        ToDestination::Domain { .. } => MessageKind::Domain,
         ToDestination::Probe { .. } => MessageKind::Probe,
         ToDestination::Echo => MessageKind::Echo,
-        ToDestination::Disks { .. } => MessageKind::Disks,
     }
 }
 
@@ -172,7 +155,6 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::GuestResumed => MessageKind::GuestResumed,
         ToSource::Cancel { .. } => MessageKind::Cancel,
         ToSource::Complete { .. } => MessageKind::Complete,
-        ToSource::Measured { .. } => MessageKind::Measured,
         ToSource::ResumeReply { .. } => MessageKind::ResumeReply,
         ToSource::Missing { .. } => MessageKind::Missing,
         ToSource::MissingEnd { .. } => MessageKind::MissingEnd,

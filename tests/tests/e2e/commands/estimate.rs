@@ -6,11 +6,7 @@ use hikkoshi_lab::{Ram, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Exit, Guest, JsonSchema, Program, QemuState, TestEnv, assert_refused, hikkoshi, unique_address,
 };
-use hikkoshi_wire::{CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello};
-use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use serde_json::Value;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -178,44 +174,4 @@ fn what_cannot_be_estimated() {
         1,
         &["/nowhere"],
     );
-
-    // A destination that cannot measure the line.
-    let socket = env.folder().join("old");
-    old_destination(&socket);
-    let old = format!("unix:{}", socket.display());
-    let exit = refused(&[&old], 1, "too old to measure the line");
-    assert!(exit.stderr.contains("--bandwidth"), "{exit:?}");
-    let found = estimate(vm, &[&old, "--bandwidth", "1Gbit"]);
-    assert_eq!(found["line"]["measured"], false, "{found}");
-    let note = found["notes"][0].as_str().unwrap();
-    assert!(note.contains("too old"), "{found}");
-    let text = serde_json::to_string(&json!(found["modes"][0]["mode"])).unwrap();
-    assert_eq!(text, "\"precopy\"");
-}
-
-/// A destination of a version without any capability but post-copy. It greets every source.
-fn old_destination(socket: &Path) {
-    let listener = UnixListener::bind(socket).unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            greet(stream.unwrap());
-        }
-    });
-}
-
-/// Exchanges greetings, and waits for the end of the connection.
-fn greet(mut stream: UnixStream) {
-    let mut hello = [0; HELLO_LEN];
-    stream.read_exact(&mut hello).unwrap();
-    let ours = Hello {
-        capabilities: Capabilities::POSTCOPY,
-        ..Hello::decode(&hello).unwrap()
-    };
-    let challenge = [7; CHALLENGE_LEN];
-    stream.write_all(&ours.encode()).unwrap();
-    stream.write_all(&challenge).unwrap();
-    let mut answer = [0; CHALLENGE_LEN];
-    stream.read_exact(&mut answer).unwrap();
-    assert_eq!(answer, challenge);
-    let _ = stream.read(&mut [0]);
 }

@@ -440,7 +440,7 @@ fn a_server_of_another_program_is_not_stopped() {
     let to = blank_disk(&env, DiskFormat::Raw);
     let plan = copying("hybrid")
         .destination_config(guest_with(&to))
-        .hold_at(Breakpoint::before(Disks));
+        .hold_at(Breakpoint::before(Offer));
     let migration = guest.start_migration(&plan);
     migration.wait_held();
     let there = Arc::clone(&migration.destination);

@@ -227,7 +227,7 @@ fn flash_its_image_and_option_roms() {
     let mut guest = Guest::boot_without_extra_disk(&env, config);
     for mode in ["precopy", "hybrid", "postcopy"] {
         let source = Arc::clone(guest.vm());
-        let at = Breakpoint::before(MessageKind::Begin);
+        let at = Breakpoint::before(MessageKind::Offer);
         let migration = guest.start_migration(&MigrationPlan::new(mode).hold_at(at));
         migration.wait_held();
         let destination = Arc::clone(&migration.destination);

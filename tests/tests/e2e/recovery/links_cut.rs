@@ -13,7 +13,7 @@ use hikkoshi_tests::{
 fn the_same_destination_accepts_the_next_source() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    let plan = MigrationPlan::new("hybrid").cut_at(Breakpoint::before(Begin));
+    let plan = MigrationPlan::new("hybrid").cut_at(Breakpoint::before(Offer));
     let mut migration = guest.start_migration(&plan);
     migration.migrate.wait().assert(1, &["runs at the source"]);
     migration.receive.wait_stderr("refused a guest");
@@ -40,7 +40,7 @@ fn cut_early(mode: &'static str, transport: Transport) {
         Breakpoint::before(HelloControl),
         Breakpoint::after(HelloControl),
         Breakpoint::before(Greeting),
-        Breakpoint::before(Begin),
+        Breakpoint::before(Offer),
     ];
     for breakpoint in early {
         let plan = MigrationPlan::new(mode)
@@ -70,7 +70,7 @@ fn cut_before_the_guest_was_offered() {
 #[ignore = "part of `make drills`"]
 fn cut_at_each_step_of_precopy() {
     let breakpoints = [
-        Breakpoint::after(Begin),
+        Breakpoint::after(Offer),
         Breakpoint::before(Accept),
         Breakpoint::after(Accept),
         Breakpoint::before(HelloBackground),
@@ -93,7 +93,7 @@ fn cut_at_each_step_of_precopy() {
 #[ignore = "part of `make drills`"]
 fn cut_at_each_step_of_postcopy() {
     let breakpoints = [
-        Breakpoint::after(Begin),
+        Breakpoint::after(Offer),
         Breakpoint::after(Accept),
         Breakpoint::after(HelloBackground),
         Breakpoint::before(HelloUrgent),

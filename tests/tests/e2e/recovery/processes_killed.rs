@@ -26,7 +26,7 @@ fn source_engine(
 #[ignore = "one of its kind runs in CI: make drills"]
 fn source_engine_killed_in_precopy() {
     let breakpoints = [
-        Breakpoint::after(Begin),
+        Breakpoint::after(Offer),
         Breakpoint::before(HelloBackground),
         Breakpoint::after(Pages),
         Breakpoint::after(Pages).nth(40),
@@ -155,12 +155,12 @@ fn both_engines_killed_in_precopy() {
 #[test]
 fn destination_qemu_killed() {
     let steps = [
-        ("precopy", Breakpoint::before(Begin)),
+        ("precopy", Breakpoint::before(Offer)),
         ("precopy", Breakpoint::after(Accept)),
         ("precopy", Breakpoint::after(Pages).nth(40)),
         ("precopy", Breakpoint::before(DeviceStateChunk)),
         ("precopy", Breakpoint::before(Switch)),
-        ("hybrid", Breakpoint::before(Begin)),
+        ("hybrid", Breakpoint::before(Offer)),
         ("hybrid", Breakpoint::after(Pages).nth(40)),
         ("hybrid", Breakpoint::before(Discard)),
         ("hybrid", Breakpoint::before(Switch)),

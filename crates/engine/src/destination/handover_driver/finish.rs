@@ -3,7 +3,7 @@
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
-use hikkoshi_wire::{Capabilities, ToSource};
+use hikkoshi_wire::ToSource;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover_driver::links::LinkState;
@@ -144,9 +144,7 @@ impl HandoverDriver<'_> {
         if cause.is_corruption() && self.machine.stage() == DestinationStage::Running {
             self.kill_corrupted(guest);
         }
-        let guest_lost = outcome == Outcome::AtDestination
-            && cause.is_end_of_guest()
-            && self.capabilities.contains(Capabilities::RECOVERY);
+        let guest_lost = outcome == Outcome::AtDestination && cause.is_end_of_guest();
         if let LinkState::Up(links) = &mut self.links {
             links.session.send_last(&if guest_lost {
                 let reason = Report::new(&cause).to_string();

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::LinkError;
-use hikkoshi_wire::Capabilities;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
@@ -107,9 +106,6 @@ impl HandoverDriver<'_> {
 
     /// How long to wait for the source after links were lost in `stage`.
     fn time_to_wait(&mut self, stage: DestinationStage) -> Duration {
-        if !self.capabilities.contains(Capabilities::RECOVERY) {
-            return Duration::ZERO;
-        }
         let wait = self.retry_budget.lost(Instant::now());
         if stage == DestinationStage::Ready {
             wait.max(self.options.retry_for.at_ready())

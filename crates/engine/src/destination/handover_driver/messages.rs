@@ -4,13 +4,12 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
-use hikkoshi_link::LinkError;
-use hikkoshi_wire::{Capabilities, ToSource};
+use hikkoshi_wire::ToSource;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::last_message::{last_message, reason_for_source};
+use crate::destination::last_message::reason_for_source;
 
 /// How long the source may take to answer the last message: to say goodbye, or that it keeps a
 /// guest that was declined.
@@ -47,10 +46,7 @@ impl HandoverDriver<'_> {
         stage: DestinationStage,
     ) -> Result<(), DestinationFailure> {
         match self.guest.resume_time {
-            Some(time)
-                if stage == DestinationStage::Running
-                    && self.capabilities.contains(Capabilities::RESUME_TIME) =>
-            {
+            Some(time) if stage == DestinationStage::Running => {
                 let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.send(&ToSource::ResumeTime { micros }, "running the guest")
             }
@@ -77,35 +73,24 @@ impl HandoverDriver<'_> {
         if let Some(message) = left_to_do {
             links.session.send_last(&message);
         }
-        if self.capabilities.contains(Capabilities::MEASURES) {
-            let faults = requests.measures();
-            links.session.send_last(&ToSource::Measured { faults });
-        }
         let complete = ToSource::Complete {
             requests: (&requests.request_latency_us).into(),
+            faults: requests.measures(),
         };
         links.session.send_last(&complete);
         self.guest.requests = Some(requests);
         self.expect_last_message();
     }
 
-    /// The message that reports what the machine has not done, if there is something to report and
-    /// the source supports it.
+    /// The message that reports what the machine has not done, if there is something to report.
     pub(crate) fn left_to_do(&self) -> Option<ToSource> {
         let what = self.guest.left_to_do.clone()?;
-        let supported = self.capabilities.contains(Capabilities::LEFT_TO_DO);
-        supported.then_some(ToSource::LeftToDo { what })
+        Some(ToSource::LeftToDo { what })
     }
 
     /// Reports that the guest has shut itself down. A source that misses this message gets
     /// the same answer at its next connection.
-    pub(crate) fn send_shut_down(&mut self) -> Result<(), DestinationFailure> {
-        if !self.capabilities.contains(Capabilities::SHUT_DOWN) {
-            return Err(DestinationFailure::Link {
-                doing: "reporting to the source that the guest has shut itself down",
-                cause: LinkError::Closed,
-            });
-        }
+    pub(crate) fn send_shut_down(&mut self) {
         let left_to_do = self.left_to_do();
         if let LinkState::Up(links) = &mut self.links {
             if let Some(message) = left_to_do {
@@ -114,21 +99,15 @@ impl HandoverDriver<'_> {
             links.session.send_last(&ToSource::ShutDown);
         }
         self.expect_last_message();
-        Ok(())
     }
 
     /// Reports that the guest was never run here and never will be. The source confirms that it
     /// has its guest.
     pub(crate) fn send_declined(&mut self, cause: Option<DestinationFailure>) {
         let cause = cause.unwrap_or(DestinationFailure::Cancelled);
-        let message = if self.capabilities.contains(Capabilities::RECOVERY) {
-            let reason = reason_for_source(&cause);
-            ToSource::Declined { reason }
-        } else {
-            last_message(&cause)
-        };
+        let reason = reason_for_source(&cause);
         if let LinkState::Up(links) = &mut self.links {
-            links.session.send_last(&message);
+            links.session.send_last(&ToSource::Declined { reason });
         }
         self.expect_last_message();
         self.guest.declined = Some(cause);

@@ -24,7 +24,7 @@ use hikkoshi_handover::{
 };
 use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{Capabilities, Limits};
+use hikkoshi_wire::Limits;
 
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
@@ -61,8 +61,6 @@ pub(crate) struct HandoverDriver<'a> {
     /// New connections.
     pub(crate) incoming: &'a Receiver<AcceptedLink>,
     pub(crate) machine: RecordedDestination,
-    /// What the source supports.
-    pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
@@ -136,7 +134,6 @@ pub(crate) struct HandoverResult {
 /// What a driver starts with.
 pub(crate) struct HandoverStart {
     pub(crate) machine: RecordedDestination,
-    pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
@@ -159,7 +156,6 @@ impl<'a> HandoverDriver<'a> {
             options: *options,
             incoming,
             machine: start.machine,
-            capabilities: start.capabilities,
             ram: start.ram,
             context: start.context,
             postcopy: start.postcopy,
@@ -313,7 +309,10 @@ impl<'a> HandoverDriver<'a> {
                 self.send_complete();
                 Ok(())
             }
-            DestinationAction::SendShutDown => self.send_shut_down(),
+            DestinationAction::SendShutDown => {
+                self.send_shut_down();
+                Ok(())
+            }
             DestinationAction::SendDeclined => {
                 self.send_declined(cause.take());
                 Ok(())

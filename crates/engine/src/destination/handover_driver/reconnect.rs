@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_pages::PageBitmap;
-use hikkoshi_wire::{Capabilities, MAX_LINKS, PageRanges, ToDestination, ToSource};
+use hikkoshi_wire::{MAX_LINKS, PageRanges, ToDestination, ToSource};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
-use crate::destination::session::Session;
+use crate::destination::session::{ControlLink, ExpectedLinks, Session};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::CancelFlag;
@@ -31,7 +31,6 @@ pub(crate) struct ReconnectedSource {
     stream: Arc<Stream>,
     reader: LinkReader,
     writer: LinkWriter,
-    capabilities: Capabilities,
 }
 
 impl HandoverDriver<'_> {
@@ -57,7 +56,6 @@ impl HandoverDriver<'_> {
             stream,
             reader,
             writer,
-            capabilities: link.capabilities,
         };
         Ok((source, stage.into()))
     }
@@ -71,7 +69,6 @@ impl HandoverDriver<'_> {
         let Some(mut source) = self.connection.reconnected.take() else {
             return Ok(());
         };
-        self.capabilities = source.capabilities;
         let huge = self.ram.layout().blocks().any(|(b, _)| b.host_page > 4096);
         // Buffers for huge pages were allocated for this number of links.
         let most = if huge {
@@ -113,21 +110,24 @@ impl HandoverDriver<'_> {
         let LinkState::Down(channel) = &mut self.links else {
             return Err(DestinationFailure::link(DOING)(LinkError::Closed));
         };
-        let mut session = Session::start(
-            source.stream,
-            source.reader,
-            source.writer,
-            self.ram.layout().into(),
+        let control = ControlLink {
+            stream: source.stream,
+            reader: source.reader,
+            writer: source.writer,
+            limits: self.ram.layout().into(),
             stop,
-            channel,
-        )?;
+        };
+        let mut session = Session::start(control, channel)?;
+        let expected = ExpectedLinks {
+            id: self.machine.record().id,
+            background: links,
+            urgent: links > 0,
+            frames: false,
+            disks: 0,
+        };
         let arrived = session.await_links(
             self.incoming,
-            self.machine.record().id,
-            links,
-            links > 0,
-            false,
-            0,
+            &expected,
             self.options.stall_timeout,
             &self.watch.cancel,
         );

@@ -2,10 +2,7 @@
 
 use error_reporter::Report;
 use hikkoshi_linux::host_memory_available;
-use hikkoshi_wire::{
-    GuestDescription, GuestDisks, MAX_COPIED_DISKS, MAX_OBSTACLES, MAX_WARNINGS, Machine, Mismatch,
-    Processors,
-};
+use hikkoshi_wire::{MAX_COPIED_DISKS, MAX_OBSTACLES, MAX_WARNINGS, Mismatch, OfferedGuest};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::huge::staging::Size;
@@ -23,28 +20,27 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// Only this reason to refuse the guest.
+    pub(super) fn obstacle(reason: String) -> Self {
+        let mut found = Self::default();
+        found.add(reason);
+        found
+    }
+
     /// Compares the source's guest with the machine here, and its disks with those here. `links`:
     /// how many background links the source will open.
-    pub(super) fn of(
-        guest: &mut dyn DestinationGuest,
-        description: &GuestDescription,
-        machine: Option<&Machine>,
-        processors: Option<(Processors, bool)>,
-        links: u16,
-        disks: &GuestDisks,
-    ) -> Self {
+    pub(super) fn of(machine: &mut dyn DestinationGuest, guest: &OfferedGuest, links: u16) -> Self {
         let mut found = Self::default();
-        if guest.has_ended() {
-            found.add(text(DestinationFailure::process_ended(guest)));
+        if machine.has_ended() {
+            found.add(text(DestinationFailure::process_ended(machine)));
             return found;
         }
         // First: another device has other memory.
-        let others = description.differences(guest.describe());
+        let others = guest.description.differences(machine.describe());
         let has_other_blocks = others
             .iter()
             .any(|other| matches!(other, Mismatch::Blocks(_)));
-        let devices = machine.map(|machine| machine.differences(&guest.machine()));
-        for error in devices.into_iter().flatten() {
+        for error in guest.machine.differences(&machine.machine()) {
             // The RAM blocks are listed with the auxiliary memory again.
             if !(has_other_blocks && error.is_memory()) {
                 found.add(text(error));
@@ -53,7 +49,8 @@ impl Found {
         for error in others {
             found.add(text(error));
         }
-        match processors::compare(processors, &guest.processors()) {
+        let allowed = guest.allow_cpu_mismatch;
+        match processors::compare(&guest.processors, &machine.processors(), allowed) {
             Ok(differences) => {
                 let differs = |what| {
                     format!(
@@ -65,13 +62,14 @@ impl Found {
             }
             Err(reason) => found.add(reason),
         }
+        let disks = &guest.disks;
         let copied = disks.copied().count();
         if copied > MAX_COPIED_DISKS {
             found.add(format!(
                 "the source copies {copied} disks, and at most {MAX_COPIED_DISKS} can be copied"
             ));
         } else if !disks.disks.is_empty() {
-            match guest.compare_disks(disks) {
+            match machine.compare_disks(disks) {
                 Ok(compared) => {
                     compared.refused.into_iter().for_each(|why| found.add(why));
                     found.warnings.extend(compared.warnings);
@@ -79,12 +77,12 @@ impl Found {
                 Err(error) => found.add(text(error)),
             }
         }
-        let sizes = Size::all(guest.ram().layout(), links);
+        let sizes = Size::all(machine.ram().layout(), links);
         let staging = sizes.iter().map(Size::bytes).sum();
         let postcopy = room_for(staging, host_memory_available().ok()).err();
         let postcopy = postcopy
             .into_iter()
-            .chain(guest.postcopy_obstacles().into_iter().map(text));
+            .chain(machine.postcopy_obstacles().into_iter().map(text));
         found
             .obstacles
             .extend(postcopy.map(|reason| DestinationObstacle {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
+use hikkoshi_wire::{DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
@@ -49,13 +49,13 @@ pub(crate) fn run(
     let ram = guest.ram();
     let threads = options.fault_threads_for(guest.describe().cpus);
     let mut record = DestinationRecord {
-        id: offered.id,
+        id: offered.links.id,
         stage: DestinationStage::Receiving,
         mode: offered.mode,
         postcopy: false,
         running: true,
         started: false,
-        links: offered.background_links,
+        links: offered.links.background,
         history: History::begin(),
     };
     let live = Arc::new(Live::new(LiveStart {
@@ -67,7 +67,7 @@ pub(crate) fn run(
         layout: ram.layout(),
     }));
     watch.observer.begin(&live);
-    let delivery = if offered.keeps_frames {
+    let delivery = if offered.links.frames {
         guest.deliver_frames()
     } else {
         Ok(None)
@@ -101,7 +101,6 @@ pub(crate) fn run(
             record,
             migration.context.live.stages_from(&watch.journal),
         ),
-        capabilities: migration.capabilities,
         ram,
         context: migration.context,
         postcopy: migration.postcopy,
@@ -128,8 +127,6 @@ pub(crate) struct SwitchMessage {
 pub(crate) struct IncomingMigration<'a> {
     pub(crate) watch: &'a ReceiveControl,
     options: DestinationOptions,
-    /// What the source supports.
-    pub(crate) capabilities: Capabilities,
     pub(crate) session: Session,
     pub(crate) context: Arc<ReceiveContext>,
     /// The background links' receivers.
@@ -176,24 +173,12 @@ impl<'a> IncomingMigration<'a> {
         (ram, live): (&Arc<GuestRam>, Arc<Live>),
         delivery: Option<Box<dyn FrameDelivery>>,
     ) -> Result<Self, DestinationFailure> {
-        let mut session = Session::start(
-            offered.stream,
-            offered.reader,
-            offered.writer,
-            offered.limits,
-            offered.stop,
-            &mut Channel::new(),
-        )?;
-        let urgent = offered.userfault.is_some();
-        let background = offered.background_links;
+        let mut session = Session::start(offered.control, &mut Channel::new())?;
+        let background = offered.links.background;
         let links = session
             .await_links(
                 incoming,
-                offered.id,
-                background,
-                urgent,
-                offered.keeps_frames,
-                offered.disks,
+                &offered.links,
                 options.stall_timeout,
                 &watch.cancel,
             )
@@ -241,7 +226,6 @@ impl<'a> IncomingMigration<'a> {
         Ok(Self {
             watch,
             options: *options,
-            capabilities: offered.capabilities,
             session,
             context,
             receivers,

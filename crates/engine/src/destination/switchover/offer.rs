@@ -5,20 +5,18 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{
-    Capabilities, GuestDisks, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource,
-};
+use hikkoshi_wire::{Limits, MAX_LINKS, Mode, OfferedGuest, ToDestination, ToSource};
 
 use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
-use crate::destination::host::{DestinationHost, OfferedGuest};
+use crate::destination::host::DestinationHost;
 use crate::destination::options::DestinationOptions;
 use crate::destination::probe::ProbeRequest;
 use crate::destination::receive_control::ReceiveControl;
+use crate::destination::session::{ControlLink, ExpectedLinks};
 use crate::destination::switchover::comparison::{Found, text};
 use crate::guest::DestinationGuest;
-use crate::obstacle::DestinationObstacle;
-use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkError, split};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::RamWriter;
 
@@ -28,23 +26,11 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 /// An accepted guest, and the machine prepared for it.
 #[derive(Debug)]
 pub(crate) struct AcceptedOffer {
-    pub(crate) stream: Arc<Stream>,
-    pub(crate) reader: LinkReader,
-    pub(crate) writer: LinkWriter,
-    pub(crate) limits: Limits,
-    pub(crate) stop: CancelFlag,
-    /// The migration's id.
-    pub(crate) id: MigrationId,
-    /// What both sides support beyond the protocol's version.
-    pub(crate) capabilities: Capabilities,
+    pub(crate) control: ControlLink,
+    /// The links that the source will open.
+    pub(crate) links: ExpectedLinks,
     pub(crate) mode: Mode,
-    /// How many background links the source will open.
-    pub(crate) background_links: u16,
     pub(crate) memory: RamWriter,
-    /// The source opens a link for frames.
-    pub(crate) keeps_frames: bool,
-    /// The source opens links for so many disks, which are served.
-    pub(crate) disks: u16,
     /// What post-copy needs, if it is possible.
     pub(crate) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
 }
@@ -77,209 +63,186 @@ pub(crate) fn receive_offer<'a>(
     watch: &ReceiveControl,
     over: impl Fn(),
 ) -> Result<(&'a mut dyn DestinationGuest, AcceptedOffer), NoGuest> {
-    let stop = CancelFlag::new();
-    let capabilities = link.capabilities;
     let id = link.id;
-    link.stream
-        .set_stall_timeout(options.stall_timeout)
-        .map_err(text)?;
-    let stream = Arc::new(link.stream);
-    // No page is named before the machine is known.
-    let (mut reader, mut writer) = split(&stream, Limits { pages: 0 }, &stop).map_err(text)?;
-    // Until the commit, cancelling ends calls that block on the link.
-    reader.set_stop(watch.cancel.clone());
-    writer.set_stop(watch.cancel.clone());
-    reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
-    writer.set_progress_timeout(Some(options.peer_timeout));
-    let mut refuse = |reason: String| {
-        // Before the source receives it: it may connect again at once.
-        over();
-        let refusal = ToSource::Refuse {
-            reason: reason.clone(),
-        };
-        if let Err(error) = writer.control(&refusal) {
-            tracing::debug!(error = %Report::new(&error), "the source does not receive the refusal");
-        }
-        Err(NoGuest::Refused(reason))
-    };
-    let mut first = reader.control().map_err(text)?;
-    if let ToDestination::Probe { background_links } = first {
-        return Err(NoGuest::Probes(Box::new(ProbeRequest {
-            stream,
-            reader,
-            writer,
-            id,
-            background_links,
-        })));
-    }
-    let mut domain = None;
-    if let ToDestination::Domain { domain: theirs } = first {
-        domain = Some(theirs);
-        first = reader.control().map_err(text)?;
-    }
-    let mut machine = None;
-    if let ToDestination::Machine { machine: theirs } = first {
-        machine = Some(theirs);
-        first = reader.control().map_err(text)?;
-    }
-    let keeps_frames = first == ToDestination::KeepsFrames;
-    if keeps_frames {
-        first = reader.control().map_err(text)?;
-    }
-    let mut disks = GuestDisks::default();
-    if let ToDestination::Disks { disks: theirs } = first {
-        disks = theirs;
-        first = reader.control().map_err(text)?;
-    }
-    let mut processors = None;
-    if let ToDestination::Processors {
-        processors: theirs,
-        allow_mismatch,
-    } = first
-    {
-        processors = Some((theirs, allow_mismatch));
-        first = reader.control().map_err(text)?;
-    }
-    let (description, begin) = match first {
-        ToDestination::Begin {
-            description,
+    let mut source = OfferingSource::connected(link, options, watch, &over)?;
+    match source.control.reader.control().map_err(text)? {
+        ToDestination::Offer {
+            guest,
             mode,
             may_postcopy,
             background_links,
-        } => (description, Some((mode, may_postcopy, background_links))),
-        ToDestination::Compare { description } => (description, None),
-        ToDestination::ResumeRequest { .. } => {
-            return refuse(
-                "it resumes a migration that is unknown here: start 'hikkoshi receive \
-                 --resume' for it"
-                    .into(),
-            );
-        }
-        _ => {
-            return Err("it does not begin with an offer of a guest"
-                .to_owned()
-                .into());
-        }
-    };
-    let offered = OfferedGuest {
-        description: &description,
-        processors: processors.as_ref().map(|(processors, _)| processors),
-        machine: machine.as_ref(),
-        domain: domain.as_ref(),
-    };
-    let guest = match host.machine(offered) {
-        Ok(guest) => guest,
-        Err(error) => match begin {
-            Some(_) => return refuse(text(error)),
-            None => {
-                over();
-                let obstacle = DestinationObstacle {
-                    reason: text(error),
-                    postcopy_only: false,
-                };
-                let found = Found {
-                    obstacles: vec![obstacle],
-                    ..Found::default()
-                };
-                return Err(answer(reader, writer, &[], found));
+            keeps_frames,
+        } => {
+            let postcopy = may_postcopy;
+            let links = ExpectedLinks {
+                id,
+                background: background_links,
+                urgent: may_postcopy,
+                frames: keeps_frames,
+                disks: u16::try_from(guest.disks.copied().count()).unwrap_or(u16::MAX),
+            };
+            let machine = match host.machine(&guest) {
+                Ok(machine) => machine,
+                Err(error) => return Err(source.refuse(text(error))),
+            };
+            let pages = machine.ram().layout().pages();
+            source.control.set_limits(Limits { pages });
+            let ready = check_links(background_links)
+                .and_then(|()| Found::of(machine, &guest, background_links).refuse(postcopy))
+                .and_then(|warnings| Ok((make_ready(machine, &guest, postcopy)?, warnings)))
+                .map_err(|reason| {
+                    if machine.has_ended() {
+                        return text(DestinationFailure::process_ended(machine));
+                    }
+                    reason
+                });
+            let ((memory, userfault), warnings) = match ready {
+                Ok(ready) => ready,
+                Err(reason) => return Err(source.refuse(give_back(machine, reason))),
+            };
+            if let Err(error) = source.accept(&warnings, host_pages(machine), watch) {
+                return Err(give_back(machine, text(&error)).into());
             }
-        },
-    };
-    let Some((mode, may_postcopy, background_links)) = begin else {
-        // How many links it would open is not part of the question: as many as by default.
-        let links = default_links();
-        let machine = machine.as_ref();
-        let found = Found::of(guest, &description, machine, processors, links, &disks);
-        let host_pages = host_pages(guest);
-        over();
-        return Err(answer(reader, writer, &host_pages, found));
-    };
-    let limits = Limits {
-        pages: guest.ram().layout().pages(),
-    };
-    reader.set_limits(limits);
-    let ready = check_links(background_links)
-        .and_then(|()| {
-            let (machine, links) = (machine.as_ref(), background_links);
-            let found = Found::of(guest, &description, machine, processors, links, &disks);
-            found.refuse(may_postcopy)
-        })
-        .and_then(|warnings| Ok((make_ready(guest, may_postcopy, &disks)?, warnings)))
-        .map_err(|reason| {
-            if guest.has_ended() {
-                return text(DestinationFailure::process_ended(guest));
-            }
-            reason
+            let offer = AcceptedOffer {
+                control: source.control,
+                links,
+                mode,
+                memory,
+                userfault,
+            };
+            Ok((machine, offer))
+        }
+        ToDestination::Compare { guest } => {
+            let (host_pages, found) = match host.machine(&guest) {
+                // How many links it would open is not part of the question: as many as by default.
+                Ok(machine) => (
+                    host_pages(machine),
+                    Found::of(machine, &guest, default_links()),
+                ),
+                Err(error) => (Vec::new(), Found::obstacle(text(error))),
+            };
+            over();
+            Err(source.answer(host_pages, found))
+        }
+        ToDestination::Probe { background_links } => Err(NoGuest::Probes(Box::new(ProbeRequest {
+            stream: source.control.stream,
+            reader: source.control.reader,
+            writer: source.control.writer,
+            id,
+            background_links,
+        }))),
+        ToDestination::ResumeRequest { .. } => Err(source.refuse(
+            "it resumes a migration that is unknown here: start 'hikkoshi receive --resume' for it"
+                .into(),
+        )),
+        _ => Err("it does not begin with an offer of a guest"
+            .to_owned()
+            .into()),
+    }
+}
+
+/// A source that has connected, and that has not been answered yet.
+struct OfferingSource<'a> {
+    control: ControlLink,
+    /// To be called before the source is refused.
+    over: &'a dyn Fn(),
+}
+
+impl<'a> OfferingSource<'a> {
+    fn connected(
+        link: AcceptedLink,
+        options: &DestinationOptions,
+        watch: &ReceiveControl,
+        over: &'a dyn Fn(),
+    ) -> Result<Self, String> {
+        link.stream
+            .set_stall_timeout(options.stall_timeout)
+            .map_err(text)?;
+        let (stream, stop) = (Arc::new(link.stream), CancelFlag::new());
+        // No page is named before the machine is known.
+        let limits = Limits { pages: 0 };
+        let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
+        // Until the commit, cancelling ends calls that block on the link.
+        reader.set_stop(watch.cancel.clone());
+        writer.set_stop(watch.cancel.clone());
+        reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
+        writer.set_progress_timeout(Some(options.peer_timeout));
+        let control = ControlLink {
+            stream,
+            reader,
+            writer,
+            limits,
+            stop,
+        };
+        Ok(Self { control, over })
+    }
+
+    fn refuse(mut self, reason: String) -> NoGuest {
+        // Before the source receives it: it may connect again at once.
+        (self.over)();
+        let refusal = ToSource::Refuse {
+            reason: reason.clone(),
+        };
+        if let Err(error) = self.control.writer.control(&refusal) {
+            tracing::debug!(error = %Report::new(&error), "the source does not receive the refusal");
+        }
+        NoGuest::Refused(reason)
+    }
+
+    fn accept(
+        &mut self,
+        warnings: &[String],
+        host_pages: Vec<u64>,
+        watch: &ReceiveControl,
+    ) -> Result<(), LinkError> {
+        let ControlLink {
+            reader,
+            writer,
+            stop,
+            ..
+        } = &mut self.control;
+        for what in warnings {
+            watch.observer.notice(what);
+            let what = what.clone();
+            writer.control(&ToSource::Warning { what })?;
+        }
+        writer.control(&ToSource::Accept { host_pages })?;
+        reader.set_stop(stop.clone());
+        reader.set_deadline(None);
+        Ok(())
+    }
+
+    /// Answers a source that only asks.
+    fn answer(self, host_pages: Vec<u64>, found: Found) -> NoGuest {
+        let ControlLink {
+            mut reader,
+            mut writer,
+            ..
+        } = self.control;
+        let count = found.obstacles.len();
+        let obstacles = found.obstacles.into_iter();
+        let obstacles = obstacles.map(|obstacle| ToSource::Obstacle {
+            reason: obstacle.reason,
+            postcopy_only: obstacle.postcopy_only,
         });
-    let ((memory, userfault), warnings) = match ready {
-        Ok(ready) => ready,
-        Err(reason) => return refuse(give_back(guest, reason)),
-    };
-    for what in warnings {
-        watch.observer.notice(&what);
-        if let Err(error) = writer.control(&ToSource::Warning { what }) {
-            return Err(give_back(guest, text(&error)).into());
+        let warnings = found.warnings.into_iter();
+        let warnings = warnings.map(|what| ToSource::Warning { what });
+        let compared = ToSource::Compared { host_pages };
+        for message in obstacles.chain(warnings).chain([compared]) {
+            if let Err(error) = writer.control(&message) {
+                return text(error).into();
+            }
         }
+        // The answer arrives before the link ends.
+        let _ = reader.control::<ToDestination>();
+        NoGuest::Compared(count)
     }
-    let accept = ToSource::Accept {
-        host_pages: host_pages(guest),
-    };
-    if let Err(error) = writer.control(&accept) {
-        return Err(give_back(guest, text(&error)).into());
-    }
-    reader.set_stop(stop.clone());
-    reader.set_deadline(None);
-    let offer = AcceptedOffer {
-        stream,
-        reader,
-        writer,
-        limits,
-        stop,
-        id,
-        capabilities,
-        mode,
-        background_links,
-        memory,
-        keeps_frames,
-        disks: u16::try_from(disks.copied().count()).unwrap_or(u16::MAX),
-        userfault,
-    };
-    Ok((guest, offer))
 }
 
 fn host_pages(guest: &dyn DestinationGuest) -> Vec<u64> {
     let ram = guest.ram();
     let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
     host_pages.collect()
-}
-
-/// Answers a source that only asks.
-fn answer(
-    mut reader: LinkReader,
-    mut writer: LinkWriter,
-    host_pages: &[u64],
-    Found {
-        obstacles,
-        warnings,
-    }: Found,
-) -> NoGuest {
-    let found = obstacles.len();
-    let compared = ToSource::Compared {
-        host_pages: host_pages.to_vec(),
-    };
-    let obstacles = obstacles.into_iter().map(|obstacle| ToSource::Obstacle {
-        reason: obstacle.reason,
-        postcopy_only: obstacle.postcopy_only,
-    });
-    let warnings = warnings.into_iter().map(|what| ToSource::Warning { what });
-    for message in obstacles.chain(warnings).chain([compared]) {
-        if let Err(error) = writer.control(&message) {
-            return text(error).into();
-        }
-    }
-    // The answer arrives before the link ends.
-    let _ = reader.control::<ToDestination>();
-    NoGuest::Compared(found)
 }
 
 fn check_links(links: u16) -> Result<(), String> {
@@ -295,20 +258,20 @@ fn check_links(links: u16) -> Result<(), String> {
 type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
 
 fn make_ready(
-    guest: &mut dyn DestinationGuest,
+    machine: &mut dyn DestinationGuest,
+    guest: &OfferedGuest,
     may_postcopy: bool,
-    disks: &GuestDisks,
 ) -> Result<Ready, String> {
-    guest.prepare().map_err(text)?;
-    if disks.copied().next().is_some() {
-        guest.serve_disks(disks).map_err(text)?;
+    machine.prepare().map_err(text)?;
+    if guest.disks.copied().next().is_some() {
+        machine.serve_disks(&guest.disks).map_err(text)?;
     }
     let userfault = if may_postcopy {
-        Some(guest.take_userfault().map_err(text)?)
+        Some(machine.take_userfault().map_err(text)?)
     } else {
         None
     };
-    let mut memory = RamWriter::open(guest.ram()).map_err(text)?;
+    let mut memory = RamWriter::open(machine.ram()).map_err(text)?;
     // The first pre-copy round sends no holes, and pages not owed in post-copy hold zeros: the
     // memory must be empty. A machine that has started holds firmware, for instance.
     if may_postcopy {
@@ -316,7 +279,7 @@ fn make_ready(
     } else {
         memory.clear_all().map_err(text)?;
     }
-    install_absent(guest, &mut memory);
+    install_absent(machine, &mut memory);
     Ok((memory, userfault))
 }
 

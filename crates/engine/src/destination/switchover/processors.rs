@@ -11,21 +11,15 @@ const ADVICE: &str = "a guest notices such a change while it runs: a program tha
                       use 'hikkoshi migrate --allow-cpu-mismatch'";
 
 /// Compares the processors of the source's guest with those here. Returns the differences if there
-/// are any and the source allows them.
+/// are any and they are `allowed`.
 ///
 /// # Errors
 /// The reason to refuse the guest.
 pub(crate) fn compare(
-    source: Option<(Processors, bool)>,
+    source: &Processors,
     here: &Processors,
+    allowed: bool,
 ) -> Result<Option<String>, String> {
-    let Some((source, allowed)) = source else {
-        return Err(
-            "hikkoshi at the source is older and does not say what processors its guest has; \
-             update it"
-                .into(),
-        );
-    };
     source
         .loadable_in(here)
         .map_err(|mismatch| mismatch.to_string())?;
@@ -109,7 +103,7 @@ mod tests {
             processor.place.socket = processor.index + 1;
         }
         for here in [places, large(2)] {
-            let reason = compare(Some((source.clone(), false)), &here).unwrap_err();
+            let reason = compare(&source, &here, false).unwrap_err();
             assert!(reason.len() <= MAX_TEXT, "{}", reason.len());
             assert!(reason.ends_with(ADVICE), "{reason}");
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_handover::{SourceEvent, SourceStage};
-use hikkoshi_wire::{FaultMeasures, RequestSummary, ToSource};
+use hikkoshi_wire::{RequestSummary, ToSource};
 
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::event_with_cause::{DOING, EventWithCause};
@@ -83,10 +83,12 @@ impl HandoverDriver<'_> {
                     result.shut_down = true;
                     return Ok(SourceEvent::ShutDown.into());
                 }
-                ToSource::Measured { faults } => self.measured(result, faults),
                 ToSource::LeftToDo { what } => self.keep_left_to_do(what),
                 ToSource::ResumeTime { micros } => self.note_resume_time(micros),
-                ToSource::Complete { requests } => return Ok(self.complete(result, requests)),
+                ToSource::Complete { requests, faults } => {
+                    result.requests.add_measures(faults);
+                    return Ok(self.complete(result, requests));
+                }
                 // Sent before the destination received *Commit*, which it will obey.
                 ToSource::Cancel { .. } => {}
                 other => {
@@ -95,10 +97,6 @@ impl HandoverDriver<'_> {
                 }
             }
         }
-    }
-
-    fn measured(&self, result: &mut HandoverResult, faults: FaultMeasures) {
-        result.requests.add_measures(faults);
     }
 
     /// The guest ran so long after the destination had received *commit*, which took half a round

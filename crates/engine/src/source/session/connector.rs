@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_link::{HandshakeError, LinkReader, LinkWriter, Remote, Stream, hello, open, split};
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{Agreed, Capabilities, Limits, MigrationId, Role};
+use hikkoshi_wire::{Limits, MigrationId, Role};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
@@ -27,14 +27,12 @@ pub(crate) type Control = (Arc<Stream>, LinkReader, LinkWriter);
 /// A link and its two ends.
 pub(crate) type Ends = (Arc<Stream>, (LinkReader, LinkWriter));
 
-/// What was agreed on a new control link, and all links.
+/// All links to a destination that has accepted the guest.
 pub(crate) struct Connected {
     pub(crate) control: Control,
     pub(crate) links: PageLinks,
     /// The guest's layout with the destination's host page sizes.
     pub(crate) destination: RamLayout,
-    /// What both sides support.
-    pub(crate) capabilities: Capabilities,
 }
 
 /// The links other than the control link.
@@ -49,7 +47,7 @@ pub(crate) struct PageLinks {
 
 impl Connector<'_> {
     /// Every link of a session is opened here.
-    fn open_link(&self, role: Role) -> Result<(Ends, Agreed), SourceFailure> {
+    fn open_link(&self, role: Role) -> Result<Ends, SourceFailure> {
         self.shared.check()?;
         let connect = |cause| SourceFailure::Connect {
             address: self.remote.address.to_string(),
@@ -58,7 +56,7 @@ impl Connector<'_> {
         let options = &self.shared.options;
         let hello = hello(role, self.id);
         let opened = open(self.remote, &hello, &self.shared.cancel);
-        let (stream, agreed) = opened.or_else(|cause| {
+        let (stream, _) = opened.or_else(|cause| {
             self.shared.check()?;
             Err(connect(cause))
         })?;
@@ -72,14 +70,13 @@ impl Connector<'_> {
             let ends = split(&stream, limits, &self.shared.cancel)?;
             Ok((stream, ends))
         };
-        let ends = split(stream).map_err(|error| connect(HandshakeError::Io(error)))?;
-        Ok((ends, agreed))
+        split(stream).map_err(|error| connect(HandshakeError::Io(error)))
     }
 
     /// Opens the control link.
-    pub(crate) fn control(&self) -> Result<(Control, Agreed), SourceFailure> {
-        let ((stream, (reader, writer)), agreed) = self.open_link(Role::Control)?;
-        Ok(((stream, reader, writer), agreed))
+    pub(crate) fn control(&self) -> Result<Control, SourceFailure> {
+        let (stream, (reader, writer)) = self.open_link(Role::Control)?;
+        Ok((stream, reader, writer))
     }
 
     /// Opens the other links: so many background links, the urgent link if
@@ -91,7 +88,7 @@ impl Connector<'_> {
         frames: bool,
         disks: u16,
     ) -> Result<PageLinks, SourceFailure> {
-        let open_link = |role| self.open_link(role).map(|(ends, _)| ends);
+        let open_link = |role| self.open_link(role);
         Ok(PageLinks {
             background: (0..links)
                 .map(|index| open_link(Role::Background { index }))

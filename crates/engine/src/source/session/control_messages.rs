@@ -129,7 +129,6 @@ impl Session {
                     | ToSource::ShutDown
                     | ToSource::Cancel { .. }
                     | ToSource::GuestResumed
-                    | ToSource::Measured { .. }
                     | ToSource::LeftToDo { .. }
                     | ToSource::Complete { .. }),
                 )) => return Some(last),

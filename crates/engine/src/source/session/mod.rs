@@ -16,14 +16,13 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Remote, Stream};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{Capabilities, MigrationId, ToDestination};
+use hikkoshi_wire::{MigrationId, OfferedGuest, ToDestination};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::disks::DiskRelay;
 use crate::network_frames::FrameCapture;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::guest_offer::GuestOffer;
 use crate::source::network_frames::FrameForwarder;
 use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
@@ -60,8 +59,6 @@ pub(crate) struct Session {
     pub(crate) disk_links: Vec<Ends>,
     /// What carries the bytes of the disks' copies.
     pub(crate) disks: Vec<DiskRelay>,
-    /// What both sides support.
-    capabilities: Capabilities,
     /// What the destination of a resumed migration has not done.
     pub(crate) left_to_do: Option<String>,
 }
@@ -74,7 +71,7 @@ impl Session {
         shared: &MigrationContext,
         remote: &Remote,
         id: MigrationId,
-        guest: GuestOffer<'_>,
+        guest: OfferedGuest,
         capture: Option<Box<dyn FrameCapture>>,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let connector = Connector { shared, remote, id };
@@ -127,7 +124,6 @@ impl Session {
             control: (stream, reader, control),
             links: more,
             destination,
-            capabilities,
         } = connected;
         let stop = CancelFlag::new();
         let mut streams = vec![stream];
@@ -167,7 +163,6 @@ impl Session {
             frames: None,
             disk_links: Vec::new(),
             disks: Vec::new(),
-            capabilities,
             left_to_do: None,
         };
         session.listen(reader)?;

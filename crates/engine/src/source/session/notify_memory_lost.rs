@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
-use hikkoshi_wire::{Capabilities, ToDestination, ToSource};
+use hikkoshi_wire::{ToDestination, ToSource};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
@@ -27,11 +27,9 @@ fn message(failure: &SourceFailure) -> ToDestination {
 pub(super) fn notify(
     shared: &MigrationContext,
     (reader, writer): (&mut LinkReader, &mut LinkWriter),
-    capabilities: Capabilities,
 ) -> SourceFailure {
     let mut failure = SourceFailure::memory_lost(&shared.ram, None);
-    let said =
-        capabilities.contains(Capabilities::MEMORY_LOST) && log(writer.control(&message(&failure)));
+    let said = log(writer.control(&message(&failure)));
     if said {
         reader.set_deadline(Some(Instant::now() + TIMEOUT));
         while reader.control::<ToSource>().is_ok() {}
@@ -46,7 +44,7 @@ impl Session {
     /// Notifies the destination of this failure, and waits until it has closed its links. Returns
     /// whether it was notified.
     pub(crate) fn notify_memory_lost(&mut self, failure: &SourceFailure) -> bool {
-        if self.control_ended || !self.capabilities.contains(Capabilities::MEMORY_LOST) {
+        if self.control_ended {
             return false;
         }
         if let Err(error) = self.send(&message(failure), DOING) {

@@ -36,7 +36,7 @@ pub(crate) fn resume(
     let doing = "resuming the migration";
     let shared = connector.shared;
     shared.sent.note_lost_links();
-    let ((stream, mut reader, mut control), agreed) = connector.control()?;
+    let (stream, mut reader, mut control) = connector.control()?;
     let here = ToDestination::ResumeRequest {
         stage: stage.into(),
     };
@@ -68,11 +68,7 @@ pub(crate) fn resume(
         match take_missing(shared, &mut reader, &destination, unsent) {
             Err(SourceFailure::Ram(error)) if MemoryLost::is_in(&error) => {
                 let control = (&mut reader, &mut control);
-                return Err(notify_memory_lost::notify(
-                    shared,
-                    control,
-                    agreed.capabilities,
-                ));
+                return Err(notify_memory_lost::notify(shared, control));
             }
             taken => taken?,
         }
@@ -97,7 +93,6 @@ pub(crate) fn resume(
         control: (stream, reader, control),
         links,
         destination,
-        capabilities: agreed.capabilities,
     };
     Ok(Resumed {
         connected,

@@ -74,9 +74,7 @@ fn a_measured_line_has_a_rate_and_a_round_trip() {
     // Each of them, and the guest, may connect as soon as the one before has ended.
     let said = then_a_guest_arrives(|remote| {
         for _ in 0..20 {
-            let found = probe(remote, &options, None, &CancelFlag::new())
-                .unwrap()
-                .unwrap();
+            let found = probe(remote, &options, None, &CancelFlag::new()).unwrap();
             let (at, bytes) = *found.arrived.last().unwrap();
             assert!(at > Duration::ZERO && found.round_trip > Duration::ZERO);
             assert!(found.round_trip <= found.median_round_trip);

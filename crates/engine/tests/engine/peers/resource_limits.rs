@@ -132,9 +132,9 @@ fn endless_messages() {
         },
     );
     // The largest messages that are not expected.
-    refused(true, "unexpected message Begin", |source| {
+    refused(true, "unexpected message Offer", |source| {
         let before = allocated_bytes();
-        let begin = source.large_begin();
+        let begin = source.large_offer();
         for _ in 0..100 {
             source.send(&begin);
         }

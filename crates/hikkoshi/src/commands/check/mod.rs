@@ -6,7 +6,7 @@ use std::error::Error;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
+use hikkoshi_engine::{CancelFlag, Comparison, OfferedGuest};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::qmp::Monitor;
@@ -102,14 +102,15 @@ fn ask(
     let offered = offer
         .disks()
         .map_err(|error| Report::new(&error).to_string())?;
-    let guest = GuestOffer {
-        disks: offered.disks.clone(),
-        description: &offer.description,
-        processors: offer.processors.clone(),
-        machine: offer.machine.clone(),
+    let guest = OfferedGuest {
         domain: offer.domain.clone(),
+        description: offer.description.clone(),
+        machine: offer.machine.clone(),
+        processors: offer.processors.clone(),
+        allow_cpu_mismatch,
+        disks: offered.disks.clone(),
     };
-    hikkoshi_engine::compare(remote, guest, allow_cpu_mismatch, &CancelFlag::new())
+    hikkoshi_engine::compare(remote, guest, &CancelFlag::new())
         .map_err(|error| Report::new(&error).to_string())
 }
 

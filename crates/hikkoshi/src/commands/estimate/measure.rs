@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_dirty_rate::{FAULT_COST, KVM_FAULT_COST, Measurement, Options, measure};
 use hikkoshi_engine::{
-    CancelFlag, Comparison, GuestOffer, Mode, Priority, ProbeOptions, SourceOptions, compare, probe,
+    CancelFlag, Comparison, Mode, OfferedGuest, Priority, ProbeOptions, SourceOptions, compare,
+    probe,
 };
 use hikkoshi_estimate::{Choice, Guest, Line, Prediction, Span, WorkingSet, choose, predict};
 use hikkoshi_link::Remote;
@@ -33,8 +34,9 @@ const INTERVAL: Duration = Duration::from_millis(50);
 
 const UNCHANGED: &str = "the guest is as before";
 
-const TOO_OLD: &str = "hikkoshi at the destination is too old to measure the line: give its rate \
-                       with --bandwidth, or update hikkoshi there";
+/// There is neither a destination nor a rate.
+pub(super) const NO_RATE: &str =
+    "without a destination, --bandwidth is the rate of the line: none is not a rate";
 
 const NO_DIRTY_LOG: &str = "this host's kernel cannot track writes to the guest's memory, so what \
                             pre-copy would be like is not known ('hikkoshi check' says what is missing)";
@@ -50,7 +52,7 @@ pub(crate) struct Request<'a> {
     pub(crate) remote: Option<&'a Remote>,
     pub(crate) allow_cpu_mismatch: bool,
     pub(crate) round_trip: Option<Duration>,
-    /// `options.bandwidth` is the line's rate if it cannot be measured.
+    /// `options.bandwidth` is the line's rate if there is no destination.
     pub(crate) options: SourceOptions,
     pub(crate) seconds: Duration,
     pub(crate) max_cost: f64,
@@ -83,8 +85,6 @@ pub(crate) struct EstimatedMode {
 /// Why there is no estimate. The guest is as before.
 #[derive(Debug)]
 pub(crate) enum NotEstimated {
-    /// The destination cannot measure the line, and its rate was not given.
-    OlderDestination,
     /// The kernel cannot track writes.
     NoDirtyLog,
     /// The guest cannot be measured, or the destination does not answer.
@@ -101,9 +101,6 @@ impl From<NotEstimated> for Exit {
     fn from(why: NotEstimated) -> Self {
         let exit = match why {
             NotEstimated::Failed(exit) => return exit,
-            NotEstimated::OlderDestination => {
-                Exit::new(ExitStatus::AtSource, Reason::Unsupported, TOO_OLD)
-            }
             NotEstimated::NoDirtyLog => {
                 Exit::new(ExitStatus::AtSource, Reason::Unsupported, NO_DIRTY_LOG)
             }
@@ -136,9 +133,10 @@ pub(crate) fn estimate(
         notes.push(Report::new(&error).to_string());
     }
     let guest = guest(&checked, &measurement, &content, kvm);
-    let line = match line {
-        Some(line) => line,
-        None => given(request, &guest, &mut notes)?,
+    let line = match (line, request.options.bandwidth) {
+        (Some(line), _) => line,
+        (None, Some(rate)) => Line::given(rate, request.round_trip, &guest, request.options.links),
+        (None, None) => return Err(Exit::new(ExitStatus::Usage, Reason::Usage, NO_RATE).into()),
     };
     let modes: Vec<_> = MODES
         .into_iter()
@@ -187,18 +185,17 @@ fn compared(
     let offered = offer.disks().map_err(|error| {
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
     })?;
-    let guest = GuestOffer {
-        disks: offered.disks.clone(),
-        description: &offer.description,
-        processors: offer.processors.clone(),
-        machine: offer.machine.clone(),
+    let guest = OfferedGuest {
         domain: None,
+        description: offer.description.clone(),
+        machine: offer.machine.clone(),
+        processors: offer.processors.clone(),
+        allow_cpu_mismatch: request.allow_cpu_mismatch,
+        disks: offered.disks.clone(),
     };
-    compare(remote, guest, request.allow_cpu_mismatch, cancel)
-        .map(Some)
-        .map_err(|error| {
-            Exit::caused(ExitStatus::AtSource, Reason::from(&error), &error).with(UNCHANGED)
-        })
+    compare(remote, guest, cancel).map(Some).map_err(|error| {
+        Exit::caused(ExitStatus::AtSource, Reason::from(&error), &error).with(UNCHANGED)
+    })
 }
 
 /// Why the guest cannot be moved in this mode.
@@ -209,9 +206,8 @@ fn obstacles(checked: &Checked, comparison: Option<&Comparison>, mode: Mode) -> 
         .filter(|obstacle| obstacle.excludes().includes(mode))
         .map(|obstacle| obstacle.reason());
     let there = comparison
-        .and_then(|comparison| comparison.obstacles.as_ref())
         .into_iter()
-        .flatten()
+        .flat_map(|comparison| &comparison.obstacles)
         .filter(|obstacle| mode != Mode::Precopy || !obstacle.postcopy_only)
         .map(|obstacle| format!("at the destination: {}", obstacle.reason));
     here.chain(there).collect()
@@ -270,9 +266,6 @@ fn measure_guest(
         cancel,
     )
     .map_err(|error| failed(Reason::from(&error), &error))?;
-    let Some(probed) = probed else {
-        return Ok((measurement, content, None, None));
-    };
     let line = Line::measured(
         &probed.arrived,
         probed.sent_for,
@@ -290,30 +283,6 @@ fn measure_guest(
         content,
         Some(line),
         Some((bytes, probing.elapsed())),
-    ))
-}
-
-/// The line of `--bandwidth`.
-fn given(
-    request: &Request<'_>,
-    guest: &Guest,
-    notes: &mut Vec<String>,
-) -> Result<Line, NotEstimated> {
-    let Some(rate) = request.options.bandwidth else {
-        return Err(NotEstimated::OlderDestination);
-    };
-    if request.remote.is_some() {
-        notes.push(
-            "hikkoshi at the destination is too old to measure the line: --bandwidth is taken for \
-             its rate"
-                .to_owned(),
-        );
-    }
-    Ok(Line::given(
-        rate,
-        request.round_trip,
-        guest,
-        request.options.links,
     ))
 }
 

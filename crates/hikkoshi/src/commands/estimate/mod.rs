@@ -2,6 +2,7 @@
 
 mod measure;
 
+use measure::NO_RATE;
 pub(crate) use measure::{Estimated, NotEstimated, Request, estimate};
 
 use hikkoshi_qemu::DiskSelection;
@@ -20,8 +21,7 @@ pub(crate) fn run(args: &Estimate) -> Result<ExitStatus, Exit> {
     // Before the dirty log is started, so that it is always closed.
     let cancel = signals::cancel_on_signals()?;
     if args.to.is_none() && args.address.is_none() && args.engine_options().bandwidth.is_none() {
-        let what = "without a destination, --bandwidth is the rate of the line: none is not a rate";
-        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, NO_RATE));
     }
     let remote = match (&args.to, &args.address) {
         (None, None) => None,

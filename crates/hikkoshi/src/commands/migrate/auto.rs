@@ -71,11 +71,6 @@ pub(super) fn choose(
             working_set = Some(estimated.guest.working_set);
             report
         }
-        Err(NotEstimated::OlderDestination) => without_estimate(
-            Mode::Hybrid,
-            "hikkoshi at the destination is too old to measure the line, and --bandwidth does not \
-             say its rate",
-        ),
         Err(NotEstimated::NoDirtyLog) => without_estimate(
             Mode::Postcopy,
             "this host's kernel cannot track writes to the guest's memory",

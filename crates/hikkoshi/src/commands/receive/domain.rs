@@ -192,12 +192,9 @@ struct DomainHost<'a> {
 }
 
 impl DestinationHost for DomainHost<'_> {
-    fn machine(
-        &mut self,
-        offered: OfferedGuest<'_>,
-    ) -> Result<&mut dyn DestinationGuest, GuestError> {
+    fn machine(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError> {
         self.discard();
-        let domain = offered.domain;
+        let domain = offered.domain.as_ref();
         let domain = domain.ok_or_else(|| GuestError::new(RefuseError::NoDomain))?;
         check_name(self.only_domain.as_deref(), &domain.name).map_err(GuestError::new)?;
         let known =
@@ -211,9 +208,9 @@ impl DestinationHost for DomainHost<'_> {
             .start(domain, running, &self.folder, &self.cancel)
             .map_err(GuestError::new)?;
         let guest = PipedGuest {
-            description: offered.description,
-            processors: offered.processors.cloned().unwrap_or_default(),
-            machine: offered.machine.cloned().unwrap_or_default(),
+            description: &offered.description,
+            processors: offered.processors.clone(),
+            machine: offered.machine.clone(),
         };
         let attached = QemuDestination::attach_piped(
             machine,

@@ -118,8 +118,6 @@ pub(super) struct PrivilegesReport {
 pub(super) struct DestinationReport<'a> {
     /// `null`: it could not be asked.
     pub(super) protocol_version: Option<u16>,
-    /// Whether the machines were compared. An older destination cannot be asked.
-    pub(super) compared: bool,
     pub(super) obstacles: Vec<ObstacleReport>,
     pub(super) warnings: &'a [String],
     pub(super) error: Option<&'a str>,
@@ -204,7 +202,7 @@ fn accepts(answer: &Result<Comparison, String>, mode: Mode) -> bool {
     let Ok(comparison) = answer else {
         return false;
     };
-    let mut obstacles = comparison.obstacles.iter().flatten();
+    let mut obstacles = comparison.obstacles.iter();
     !obstacles.any(|obstacle| obstacle.excludes(mode))
 }
 
@@ -314,11 +312,9 @@ impl<'a> DestinationReport<'a> {
         match answer {
             Ok(comparison) => Self {
                 protocol_version: Some(comparison.version),
-                compared: comparison.obstacles.is_some(),
                 obstacles: comparison
                     .obstacles
                     .iter()
-                    .flatten()
                     .map(ObstacleReport::there)
                     .collect(),
                 warnings: &comparison.warnings,
@@ -326,7 +322,6 @@ impl<'a> DestinationReport<'a> {
             },
             Err(error) => Self {
                 protocol_version: None,
-                compared: false,
                 obstacles: Vec::new(),
                 warnings: &[],
                 error: Some(error),

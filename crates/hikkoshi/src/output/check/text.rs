@@ -135,12 +135,6 @@ fn destination(there: &DestinationReport<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = there.error {
         lines.push(format!("  destination: {error}"));
-    } else if !there.compared {
-        lines.push(
-            "  destination: it is authentic and supports this protocol; the machines were not \
-             compared, because hikkoshi there is older (it compares them when a migration begins)"
-                .to_owned(),
-        );
     } else if there.obstacles.is_empty() {
         lines.push(
             "  destination: it would accept the guest (compared: machine type, memory, devices, \

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // A failure is the message.
 
 use hikkoshi_wire::{
-    CpuidRegister, CpuidWord, ProcessorKind, Processors, ToDestination, Topology, decode_control,
-    encode_control,
+    CpuidRegister, CpuidWord, GuestDescription, OfferedGuest, ProcessorKind, Processors,
+    ToDestination, Topology, decode_control, encode_control,
 };
 use serde_json::json;
 
@@ -78,9 +78,19 @@ fn values_are_what_a_message_can_carry() {
             }],
             ..Processors::default()
         };
-        let message = ToDestination::Processors {
-            processors: guest,
-            allow_mismatch: false,
+        let description = GuestDescription {
+            machine: "m".into(),
+            architecture: "x86_64".into(),
+            cpus: 1,
+            cpu_model: "c".into(),
+            hypervisor: "h".into(),
+            running: true,
+            blocks: Vec::new(),
+        };
+        let mut offered = OfferedGuest::from_description(description);
+        offered.processors = guest;
+        let message = ToDestination::Compare {
+            guest: Box::new(offered),
         };
         let payload = encode_control(&message).unwrap();
         assert_eq!(decode_control(&payload), Ok(message), "{odd:?}");

@@ -6,13 +6,14 @@ use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode, SourceOptions};
 use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{Page, PageRange};
-use hikkoshi_wire::{DestinationStage, Frame, RequestSummary, ToDestination, ToSource};
+use hikkoshi_wire::{DestinationStage, Frame, ToDestination, ToSource};
 
 use crate::machine::Side;
 use crate::memory::SMALL;
 
 use super::{
-    apply, migrated, migrated_with, read_owed_pages, read_until, receive_urgent, until_it_runs,
+    apply, complete, migrated, migrated_with, read_owed_pages, read_until, receive_urgent,
+    until_it_runs,
 };
 
 /// The guest's process at the destination has ended: if the guest has run there, the source does
@@ -95,8 +96,7 @@ fn a_destination_that_claims_to_have_every_page() {
     let (result, machine, calls) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
         control.1.control(&ToSource::GuestResumed).unwrap();
-        let requests = RequestSummary::default();
-        control.1.control(&ToSource::Complete { requests }).unwrap();
+        control.1.control(&complete()).unwrap();
     });
     let error = result.unwrap_err();
     assert_eq!(error.outcome, Outcome::AtDestination);
@@ -168,8 +168,7 @@ fn a_destination_that_sends_endlessly() {
         control.1.control(&ToSource::Ready).unwrap();
         read_until(&mut control, "Commit");
         control.1.control(&ToSource::GuestResumed).unwrap();
-        let requests = RequestSummary::default();
-        control.1.control(&ToSource::Complete { requests }).unwrap();
+        control.1.control(&complete()).unwrap();
         for _ in 0..1000 {
             if control.1.control(&ToSource::Discarded).is_err() {
                 return;

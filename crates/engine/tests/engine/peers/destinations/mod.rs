@@ -14,7 +14,7 @@ use hikkoshi_engine::{
 };
 use hikkoshi_handover::{Outcome, Unrecorded};
 use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Listener, Stream, split};
-use hikkoshi_wire::{Frame, Limits, Role, ToDestination, ToSource};
+use hikkoshi_wire::{FaultMeasures, Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_now};
 
 use crate::guests::{Script, TestSource};
@@ -94,11 +94,8 @@ impl Destination<'_> {
     /// The control link, after the offer was received.
     pub(super) fn control(&mut self) -> Ends {
         let mut control = self.link(Role::Control);
-        let first: ToDestination = control.0.control().unwrap();
-        let is_first = matches!(first, ToDestination::Processors { .. });
-        assert!(is_first, "{first:?}");
         let offer: ToDestination = control.0.control().unwrap();
-        assert!(matches!(offer, ToDestination::Begin { .. }), "{offer:?}");
+        assert!(matches!(offer, ToDestination::Offer { .. }), "{offer:?}");
         control
     }
 
@@ -110,6 +107,14 @@ impl Destination<'_> {
         let background = self.background();
         let urgent = self.link(Role::Urgent);
         (control, background, urgent)
+    }
+}
+
+/// *Complete* of a destination that has requested nothing.
+fn complete() -> ToSource {
+    ToSource::Complete {
+        requests: RequestSummary::default(),
+        faults: FaultMeasures::default(),
     }
 }
 

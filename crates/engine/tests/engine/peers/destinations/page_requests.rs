@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_pages::{Page, PageRange};
-use hikkoshi_wire::{Frame, RequestSummary, ToSource};
+use hikkoshi_wire::{Frame, ToSource};
 
 use crate::machine::Side;
 
-use super::{apply, migrated, read_owed_pages, read_until, receive_urgent};
+use super::{apply, complete, migrated, read_owed_pages, read_until, receive_urgent};
 
 #[test]
 fn requests_for_pages_not_owed_get_no_answer() {
@@ -119,8 +119,7 @@ fn requests_for_pages_already_sent_are_counted() {
         control.1.control(&ToSource::Ready).unwrap();
         read_until(&mut control, "Commit");
         control.1.control(&ToSource::GuestResumed).unwrap();
-        let requests = RequestSummary::default();
-        control.1.control(&ToSource::Complete { requests }).unwrap();
+        control.1.control(&complete()).unwrap();
         read_until(&mut control, "Goodbye");
     });
     assert_eq!(result.unwrap().requests.requests_under_way, Some(2));

@@ -92,12 +92,8 @@ impl PostcopySource<'_> {
 
     /// Receives the measurements, and sends *Goodbye*.
     fn end(&mut self) -> (FaultMeasures, u64) {
-        let measured: ToSource = self.source.control.0.control().unwrap();
-        let ToSource::Measured { faults } = measured else {
-            panic!("{measured:?}")
-        };
         let complete: ToSource = self.source.control.0.control().unwrap();
-        let ToSource::Complete { requests } = complete else {
+        let ToSource::Complete { requests, faults } = complete else {
             panic!("{complete:?}")
         };
         self.source.send(&ToDestination::Goodbye);

@@ -16,7 +16,7 @@ use crate::memory::{MIB, SMALL, layout};
 use crate::peers::{listen, machine};
 use crate::run::{Notices, open, watchdog};
 
-use super::{ID, begin, processors, received};
+use super::{ID, offer, received};
 
 /// Each background link has its own receiver thread; more links than the limit are refused with a
 /// reason.
@@ -35,19 +35,15 @@ fn the_number_of_background_links_is_limited() {
         journal: Arc::new(Unrecorded),
     };
     let limits = Limits::from(&layout);
-    let offer = |background_links| {
-        let ToDestination::Begin {
-            description, mode, ..
-        } = begin(&description, false)
-        else {
-            panic!()
-        };
-        ToDestination::Begin {
-            description,
-            mode,
-            may_postcopy: false,
-            background_links,
+    let offer = |links| {
+        let mut offer = offer(&description, false);
+        if let ToDestination::Offer {
+            background_links, ..
+        } = &mut offer
+        {
+            *background_links = links;
         }
+        offer
     };
     let result = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
@@ -64,7 +60,6 @@ fn the_number_of_background_links_is_limited() {
         for (attempt, links) in [0, MAX_LINKS + 1, u16::MAX].into_iter().enumerate() {
             let id = MigrationId::from_bytes([u8::try_from(attempt).unwrap(); 16]);
             let mut control = link(Role::Control, id);
-            control.1.control(&processors()).unwrap();
             control.1.control(&offer(links)).unwrap();
             let ToSource::Refuse { reason } = control.0.control().unwrap() else {
                 panic!("{links} links accepted")
@@ -76,7 +71,6 @@ fn the_number_of_background_links_is_limited() {
         }
         let id = MigrationId::from_bytes(ID);
         let mut control = link(Role::Control, id);
-        control.1.control(&processors()).unwrap();
         control.1.control(&offer(MAX_LINKS)).unwrap();
         let answer: ToSource = control.0.control().unwrap();
         assert!(matches!(answer, ToSource::Accept { .. }), "{answer:?}");

@@ -8,7 +8,7 @@ use crate::guests::TestDestination;
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
 use crate::peers::machine;
 
-use super::{begin, received, refused};
+use super::{offer, received, refused};
 
 #[test]
 fn messages_out_of_order() {
@@ -20,14 +20,14 @@ fn messages_out_of_order() {
             format!("receiving the guest: the peer broke the protocol: unexpected message {name}");
         refused(true, &expected, |source| source.send(&message));
     }
-    let twice = "receiving the guest: the peer broke the protocol: unexpected message Begin";
+    let twice = "receiving the guest: the peer broke the protocol: unexpected message Offer";
     let description = TestDestination::new(
         &machine(&layout(&[(MIB, SMALL)]), &layout(&[(MIB, SMALL)])),
         0,
     )
     .description;
     refused(true, twice, |source| {
-        source.send(&begin(&description, true))
+        source.send(&offer(&description, true))
     });
 }
 

@@ -13,8 +13,8 @@ use hikkoshi_handover::{Outcome, Unrecorded};
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Stream, hello, split};
 use hikkoshi_pages::{MAX_GUEST_RANGES, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
-    DeviceStateDigest, GuestDescription, GuestRangeDescription, Limits, MigrationId, PageRanges,
-    Processors, Role, ToDestination, ToSource, encode_control,
+    DeviceStateDigest, GuestDescription, GuestRangeDescription, Limits, MAX_CONTROL, MigrationId,
+    OfferedGuest, PageRanges, Role, ToDestination, ToSource, encode_control,
 };
 
 use crate::guests::{TestDestination, device_state};
@@ -37,20 +37,13 @@ pub(super) struct Source {
 
 const ID: [u8; 16] = *b"the right number";
 
-fn begin(description: &GuestDescription, may_postcopy: bool) -> ToDestination {
-    ToDestination::Begin {
-        description: description.clone(),
+fn offer(description: &GuestDescription, may_postcopy: bool) -> ToDestination {
+    ToDestination::Offer {
+        guest: Box::new(OfferedGuest::from_description(description.clone())),
         mode: hikkoshi_wire::Mode::Hybrid,
         may_postcopy,
         background_links: 1,
-    }
-}
-
-/// The message before [`begin`].
-fn processors() -> ToDestination {
-    ToDestination::Processors {
-        processors: Processors::default(),
-        allow_mismatch: false,
+        keeps_frames: false,
     }
 }
 
@@ -69,10 +62,9 @@ impl Source {
             split(&stream, limits, &CancelFlag::new()).unwrap()
         };
         let mut control = link(Role::Control);
-        control.1.control(&processors()).unwrap();
         control
             .1
-            .control(&begin(description, may_postcopy))
+            .control(&offer(description, may_postcopy))
             .unwrap();
         let answer: ToSource = control.0.control().unwrap();
         assert!(matches!(answer, ToSource::Accept { .. }), "{answer:?}");
@@ -117,8 +109,8 @@ impl Source {
         });
     }
 
-    /// The largest possible offer.
-    pub(super) fn large_begin(&self) -> ToDestination {
+    /// An offer of the largest size that a message may have now.
+    pub(super) fn large_offer(&self) -> ToDestination {
         let mut description = self.description.clone();
         let piece = GuestRangeDescription {
             gpa: 0,
@@ -129,11 +121,12 @@ impl Source {
         block.guest = vec![piece; MAX_GUEST_RANGES];
         let block = block.clone();
         // As many as fit.
-        while encode_control(&begin(&description, true)).is_ok() {
+        let fits = |payload: Vec<u8>| payload.len() <= MAX_CONTROL;
+        while encode_control(&offer(&description, true)).is_ok_and(fits) {
             description.blocks.push(block.clone());
         }
         description.blocks.pop();
-        begin(&description, true)
+        offer(&description, true)
     }
 
     /// The last message of the destination.
