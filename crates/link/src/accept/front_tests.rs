@@ -5,7 +5,6 @@ use crate::tls::test_authority::Authority;
 use crate::tls::{SecureError, TlsClient};
 use crate::{RequestError, request_invitation};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 /// A front, and what arrives at it.
