@@ -1,10 +1,24 @@
-//! What the receivers share: where received pages go, and what is counted and measured.
+//! What the parts of a migration share: what it was given, where received pages go, and what is
+//! counted and measured.
 
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::installer::{Installer, ReceiverLatencies};
+use crate::destination::receive_control::ReceiveControl;
 use crate::report::{Counters, Live, MemoryMap, RequestLatencies, SwitchoverSteps, Tracker};
+use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::RamWriter;
+
+/// What the engine's user has given to a migration, and where its connections arrive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DestinationRun<'a> {
+    pub(crate) options: &'a DestinationOptions,
+    pub(crate) watch: &'a ReceiveControl,
+    /// New connections.
+    pub(crate) incoming: &'a Receiver<AcceptedLink>,
+}
 
 /// What the receivers share. Pages go into guest memory, and from the switchover on through the
 /// installer.

@@ -1,8 +1,8 @@
 //! The destination's side of a migration.
 //!
-//! One thread runs [`receive()`] (`receive.rs`): it accepts a source, drops stale pages and goes
-//! through the switchover (`switchover/`). From *ready* on it performs what the handover machine
-//! decides (`handover_driver/`). Beside it run:
+//! One thread runs [`receive()`] (`receive.rs`): it accepts a source, takes its guest's memory
+//! (`incoming/`) and goes through the switchover (`switchover/`). From *ready* on it performs what
+//! the handover machine decides (`handover_driver/`). Beside it run:
 //!
 //! * One receiver for each link (`page_receiver.rs`). Before the switchover it writes pages into
 //!   guest memory (`hikkoshi_memory::RamWriter`), afterwards it installs them
@@ -18,6 +18,7 @@ pub(crate) mod context;
 mod error;
 pub(crate) mod handover_driver;
 mod host;
+pub(crate) mod incoming;
 mod install_error;
 mod last_message;
 pub(crate) mod network_frames;
@@ -27,6 +28,7 @@ pub(crate) mod postcopy;
 pub(crate) mod probe;
 mod receive;
 mod receive_control;
+mod receive_guest;
 mod resume_migration;
 pub(crate) mod session;
 pub(crate) mod switchover;

@@ -5,13 +5,14 @@ use std::thread;
 
 use hikkoshi_wire::{MAX_COPIED_DISKS, MAX_LINKS, Role};
 
+use crate::destination::context::DestinationRun;
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::host::{DestinationHost, WaitingMachine};
+use crate::destination::incoming::offer::{NoGuest, receive_offer};
 use crate::destination::options::DestinationOptions;
 use crate::destination::probe;
 use crate::destination::receive_control::ReceiveControl;
-use crate::destination::switchover::offer::NoGuest;
-use crate::destination::{resume_migration, switchover};
+use crate::destination::{receive_guest::receive_guest, resume_migration};
 use crate::guest::DestinationGuest;
 use crate::report::Account;
 use hikkoshi_handover::{DestinationRecord, Outcome};
@@ -73,7 +74,12 @@ pub fn resume_receive(
     listener.set_migration(Some(record.id));
     let outcome = resume_migration::recorded_outcome(record.stage);
     listening(listener, outcome, |acceptor| {
-        resume_migration::resume(guest, record, acceptor.incoming, options, watch)
+        let run = DestinationRun {
+            options,
+            watch,
+            incoming: acceptor.incoming,
+        };
+        resume_migration::resume(guest, record, run)
     })
 }
 
@@ -155,18 +161,17 @@ fn accept(
         acceptor.listener.accept_only_links_of(&link);
         let peer = link.peer.clone();
         let over = || acceptor.listener.set_migration(None);
-        match switchover::offer::receive_offer(host, link, options, watch, over) {
+        match receive_offer(host, link, options, watch, over) {
             Ok((guest, offered)) => {
                 watch
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
-                return switchover::incoming_migration::run(
-                    guest,
-                    (offered, peer),
-                    acceptor.incoming,
+                let run = DestinationRun {
                     options,
                     watch,
-                );
+                    incoming: acceptor.incoming,
+                };
+                return receive_guest(guest, offered, peer, run);
             }
             Err(NoGuest::Compared(obstacles)) => {
                 watch.observer.notice(&match obstacles {

@@ -1,23 +1,19 @@
 //! Resumes a migration that another engine began and recorded.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use crate::destination::context::ReceiveContext;
+use crate::destination::context::{DestinationRun, ReceiveContext};
 use crate::destination::error::ReceiveError;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::handover_driver::run_to_end::finish_handover;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
-use crate::destination::options::DestinationOptions;
-use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::Channel;
 use crate::guest::DestinationGuest;
 use crate::report::{Account, Live, LiveStart};
 use hikkoshi_handover::{
     DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
 };
-use hikkoshi_link::AcceptedLink;
 
 /// Where the guest is, as the other engine has recorded it, if it cannot be resumed now.
 pub(crate) fn recorded_outcome(stage: DestinationStage) -> Outcome {
@@ -34,9 +30,7 @@ pub(crate) fn recorded_outcome(stage: DestinationStage) -> Outcome {
 pub(crate) fn resume(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
-    incoming: &Receiver<AcceptedLink>,
-    options: &DestinationOptions,
-    watch: &ReceiveControl,
+    run: DestinationRun<'_>,
 ) -> Result<Account, ReceiveError> {
     let begun = Instant::now();
     let stage = record.stage;
@@ -56,9 +50,9 @@ pub(crate) fn resume(
         layout: ram.layout(),
     }));
     live.outages.begin(None, None);
-    watch.observer.begin(&live);
+    run.watch.observer.begin(&live);
     let start = HandoverStart {
-        machine: RecordedDestination::new(record, live.stages_from(&watch.journal)),
+        machine: RecordedDestination::new(record, live.stages_from(&run.watch.journal)),
         ram,
         context: ReceiveContext::new(None, live),
         postcopy: None,
@@ -66,7 +60,7 @@ pub(crate) fn resume(
         source_paused: None,
         frames: None,
     };
-    let mut driver = HandoverDriver::new(start, watch, options, incoming);
+    let mut driver = HandoverDriver::new(start, run);
     let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
     if lives && guest.has_ended() {
         return finish_handover(driver, guest, begun, DestinationEvent::GuestFailed);

@@ -26,7 +26,7 @@ use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::Limits;
 
-use crate::destination::context::ReceiveContext;
+use crate::destination::context::{DestinationRun, ReceiveContext};
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
 use crate::destination::handover_driver::next_event::Observation;
@@ -146,9 +146,11 @@ impl<'a> HandoverDriver<'a> {
     /// A driver for the stage that `start.machine` is in.
     pub(crate) fn new(
         start: HandoverStart,
-        watch: &'a ReceiveControl,
-        options: &DestinationOptions,
-        incoming: &'a Receiver<AcceptedLink>,
+        DestinationRun {
+            options,
+            watch,
+            incoming,
+        }: DestinationRun<'a>,
     ) -> Self {
         let retry_for = options.retry_for.of(start.machine.record().postcopy);
         Self {

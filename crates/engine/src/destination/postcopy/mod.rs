@@ -10,7 +10,9 @@ pub(crate) mod memory_pressure;
 pub(crate) mod missing_pages;
 pub(crate) mod open_requests;
 pub(crate) mod page_copier;
+mod postcopy_start;
 pub(crate) mod request_sender;
 pub(crate) mod request_times;
 
 pub(crate) use active_postcopy::{ActivePostcopy, PreparedPostcopy};
+pub(crate) use postcopy_start::PostcopyStart;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::DestinationFailure;
+use crate::destination::incoming::incoming_migration::IncomingMigration;
 use crate::destination::session::DestinationSessionEvent;
-use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 
 impl IncomingMigration<'_> {

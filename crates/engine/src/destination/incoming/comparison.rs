@@ -5,8 +5,8 @@ use hikkoshi_linux::host_memory_available;
 use hikkoshi_wire::{MAX_COPIED_DISKS, MAX_OBSTACLES, MAX_WARNINGS, Mismatch, OfferedGuest};
 
 use crate::destination::error::DestinationFailure;
+use crate::destination::incoming::processors;
 use crate::destination::postcopy::huge::staging::Size;
-use crate::destination::switchover::processors;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
 

@@ -3,7 +3,7 @@
 use hikkoshi_wire::PageRanges;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::switchover::incoming_migration::IncomingMigration;
+use crate::destination::incoming::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 
 impl IncomingMigration<'_> {
@@ -15,7 +15,7 @@ impl IncomingMigration<'_> {
         ranges: &PageRanges,
     ) -> Result<(), DestinationFailure> {
         let doing = "dropping stale pages";
-        let Some(missing) = self.missing() else {
+        let Some(missing) = self.postcopy.missing() else {
             return Err(DestinationFailure::unexpected(doing, ranges));
         };
         let ram = guest.ram();
@@ -30,10 +30,11 @@ impl IncomingMigration<'_> {
             }
         }
         if let Some(memory) = &self.context.memory {
-            match self.postcopy {
-                None => memory.drop_stale(ranges)?,
+            if self.postcopy.is_registered() {
                 // Files are looked at again (`drop_prefilled.rs`), and the guest may be paused.
-                Some(_) => memory.drop_unchecked(ranges)?,
+                memory.drop_unchecked(ranges)?;
+            } else {
+                memory.drop_stale(ranges)?;
             }
         }
         for &range in ranges {

@@ -7,9 +7,9 @@ use hikkoshi_wire::ToDestination;
 
 use crate::control_link::REASON_TIMEOUT;
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::incoming::incoming_migration::IncomingMigration;
 use crate::destination::last_message::last_message;
 use crate::destination::session::{DestinationSessionEvent, LISTENING};
-use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
 
@@ -43,9 +43,7 @@ impl IncomingMigration<'_> {
     /// will never run here.
     pub(crate) fn release_memory(&self) {
         self.end_installing();
-        if let Some(postcopy) = &self.postcopy {
-            postcopy.release_memory();
-        }
+        self.postcopy.release_memory();
     }
 
     /// Ends the migration, and gives back what was taken from the guest's process.
@@ -64,11 +62,12 @@ impl IncomingMigration<'_> {
         self.session.send_last(&last_message(&cause));
         self.release_memory();
         self.session.end(self.receivers);
-        if let Some(postcopy) = &mut self.postcopy {
-            postcopy.join();
-        }
+        self.postcopy.join();
         if let Err(error) = guest.release() {
-            self.watch.observer.notice(&Report::new(&error).to_string());
+            self.run
+                .watch
+                .observer
+                .notice(&Report::new(&error).to_string());
         }
         ReceiveError {
             cause,

@@ -10,11 +10,11 @@ use hikkoshi_wire::{Limits, MAX_LINKS, Mode, OfferedGuest, ToDestination, ToSour
 use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
 use crate::destination::host::DestinationHost;
+use crate::destination::incoming::comparison::{Found, text};
 use crate::destination::options::DestinationOptions;
 use crate::destination::probe::ProbeRequest;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::{ControlLink, ExpectedLinks};
-use crate::destination::switchover::comparison::{Found, text};
 use crate::guest::DestinationGuest;
 use hikkoshi_link::{AcceptedLink, LinkError, split};
 use hikkoshi_linux::CancelFlag;
