@@ -93,7 +93,10 @@ pub use destination::{
     receive_at, resume_receive,
 };
 pub use disks::{DiskComparison, DiskConnection, DiskContent, DiskProgress, DiskRequests, Waiting};
-pub use guest::{DestinationGuest, SourceGuest, ThreadName};
+pub use guest::{
+    DestinationDisks, DestinationGuest, DestinationProcess, Hardware, SourceDisks, SourceGuest,
+    SourceProcess, ThreadName,
+};
 pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
 pub use network_frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};

@@ -184,7 +184,7 @@ impl DestinationFailure {
     }
 
     /// Replaces an error that follows from the end of the machine's process by that end.
-    pub(crate) fn explained_by(self, guest: &dyn DestinationGuest) -> Self {
+    pub(crate) fn explained_by(self, guest: &mut dyn DestinationGuest) -> Self {
         let explains = matches!(&self, Self::Guest(error) if error.explains_end());
         let by_machine = matches!(
             self,
@@ -204,7 +204,7 @@ impl DestinationFailure {
     }
 
     /// The machine's process has ended.
-    pub(crate) fn process_ended(guest: &dyn DestinationGuest) -> Self {
+    pub(crate) fn process_ended(guest: &mut dyn DestinationGuest) -> Self {
         Self::ProcessGone {
             pid: guest.process_memory().map(|(process, _)| process.pid()),
             why: guest.why_ended(),

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use hikkoshi_linux::{CancelFlag, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
+use hikkoshi_wire::{GuestDescription, GuestDisks};
 
 use super::error::NoDisks;
-use crate::disks::{DiskComparison, DiskConnection};
+use super::{DestinationDisks, DestinationProcess, Hardware};
+use crate::disks::DiskComparison;
 use crate::guest_error::GuestError;
 use crate::network_frames::FrameDelivery;
 use crate::report::FaultKind;
@@ -30,16 +31,18 @@ pub struct ThreadName {
 /// The engine may query the machine at any time ([`describe`], [`ram`], [`has_ended`],
 /// [`name_thread`] and so on). What changes it is called in this order:
 ///
-/// 1. [`compare_disks`] if the guest has disks, [`prepare`], then [`serve_disks`] if some are
-///    copied.
-/// 2. [`take_userfault`] if post-copy is possible, and [`filling_userfault`] if the machine has
-///    private memory.
-/// 3. [`deliver_frames`] if the source keeps frames, and [`connect_disk`] for each disk.
-/// 4. [`check_receiving`] now and then while the guest runs at the source.
-/// 5. [`end_disks`] if disks were copied, then [`load_device_state`].
-/// 6. [`resume`] after *commit*, and [`watch_for_end`] once the guest runs. If it fails,
-///    [`never_ran`] decides whether the source may take the guest back.
-/// 7. [`complete`] when no page is missing, and [`release`] last.
+/// 1. [`DestinationDisks::compare`] if the guest has disks, [`prepare`], then
+///    [`DestinationDisks::serve`] if some are copied.
+/// 2. [`take_userfault`] if post-copy is possible, and [`DestinationProcess::filling_userfault`] if
+///    the machine has private memory.
+/// 3. [`deliver_frames`] if the source keeps frames, and [`DestinationDisks::connect`] for each
+///    disk that is copied.
+/// 4. [`DestinationProcess::check_receiving`] now and then while the guest runs at the source.
+/// 5. [`DestinationDisks::end`] if disks were copied, then [`load_device_state`].
+/// 6. [`resume`] after *commit*, and [`DestinationProcess::watch_for_end`] once the guest runs. If
+///    it fails, [`DestinationProcess::never_ran`] decides whether the source may take the guest
+///    back.
+/// 7. [`DestinationProcess::complete`] when no page is missing, and [`release`] last.
 ///
 /// If the migration fails before *commit*, [`release`] follows at once. If another engine is to
 /// resume it, [`abandon_userfault`] is called instead of step 7, after [`kill`] if the guest's
@@ -51,20 +54,11 @@ pub struct ThreadName {
 /// [`ram`]: Self::ram
 /// [`has_ended`]: Self::has_ended
 /// [`name_thread`]: Self::name_thread
-/// [`compare_disks`]: Self::compare_disks
 /// [`prepare`]: Self::prepare
-/// [`serve_disks`]: Self::serve_disks
 /// [`take_userfault`]: Self::take_userfault
-/// [`filling_userfault`]: Self::filling_userfault
 /// [`deliver_frames`]: Self::deliver_frames
-/// [`connect_disk`]: Self::connect_disk
-/// [`check_receiving`]: Self::check_receiving
-/// [`end_disks`]: Self::end_disks
 /// [`load_device_state`]: Self::load_device_state
 /// [`resume`]: Self::resume
-/// [`watch_for_end`]: Self::watch_for_end
-/// [`never_ran`]: Self::never_ran
-/// [`complete`]: Self::complete
 /// [`release`]: Self::release
 /// [`abandon_userfault`]: Self::abandon_userfault
 /// [`kill`]: Self::kill
@@ -141,16 +135,9 @@ pub trait DestinationGuest: Send {
     /// The machine here, to be compared with the source's.
     fn describe(&self) -> &GuestDescription;
 
-    /// The processors that a guest would have here; see
-    /// [`SourceGuest::processors`](crate::SourceGuest::processors).
-    fn processors(&self) -> Processors {
-        Processors::default()
-    }
-
-    /// The parts of the machine here; see
-    /// [`SourceGuest::machine`](crate::SourceGuest::machine).
-    fn machine(&self) -> Machine {
-        Machine::default()
+    /// The parts of the machine here, its processors included.
+    fn hardware(&self) -> Hardware {
+        Hardware::default()
     }
 
     /// The machine's memory, for writing.
@@ -163,10 +150,14 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
-    /// Why the guest cannot be moved here by post-copy or hybrid, as far as can be found out
-    /// without changing anything.
-    fn postcopy_obstacles(&self) -> Vec<GuestError> {
-        Vec::new()
+    /// The machine's disks, if they are compared with the source's.
+    fn disks(&mut self) -> Option<&mut dyn DestinationDisks> {
+        None
+    }
+
+    /// The process that the machine is, if it is one of its own.
+    fn process(&mut self) -> Option<&mut dyn DestinationProcess> {
+        None
     }
 
     /// Prepares the machine to be filled: from now on it runs only after [`resume`](Self::resume).
@@ -176,53 +167,6 @@ pub trait DestinationGuest: Send {
     /// block in that process (bytes, in layout order). Nothing is registered yet; for a resumed
     /// migration it is the one that was left in the process.
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError>;
-
-    /// Another userfaultfd of that process, for filling its private memory before the guest runs
-    /// here. Only this process may have it open, so that memory which is registered with it is
-    /// unregistered if this process is killed. `None`: pages are written instead, which takes
-    /// longer.
-    fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
-        Ok(None)
-    }
-
-    /// Compares the source's disks with those here: whether they are the same ones, or fit, if they
-    /// are copied. Changes nothing. Called before [`prepare`](Self::prepare), so that a guest that
-    /// is refused leaves the machine to the next one. The default compares nothing, and copies
-    /// nothing.
-    fn compare_disks(&mut self, disks: &GuestDisks) -> Result<DiskComparison, GuestError> {
-        match disks.copied().next() {
-            None => Ok(DiskComparison::default()),
-            Some(_) => Err(GuestError::new(NoDisks)),
-        }
-    }
-
-    /// Lets the source's machine write to those of these disks that are copied, from
-    /// [`connect_disk`](Self::connect_disk) to [`end_disks`](Self::end_disks). Called after
-    /// [`prepare`](Self::prepare); [`release`](Self::release) ends it, too.
-    fn serve_disks(&mut self, disks: &GuestDisks) -> Result<(), GuestError> {
-        let _ = disks;
-        Err(GuestError::new(NoDisks))
-    }
-
-    /// A connection to what serves the disk `number` of these.
-    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
-        let _ = number;
-        Err(GuestError::new(NoDisks))
-    }
-
-    /// The copies are complete, and the guest is paused at the source: the disks are the machine's
-    /// own again. Called before [`load_device_state`](Self::load_device_state), while the guest is
-    /// paused, so it must be quick.
-    fn end_disks(&mut self) -> Result<(), GuestError> {
-        Ok(())
-    }
-
-    /// Whether the machine can still take the guest; an error ends the migration, and says why not.
-    /// Called now and then while the guest runs at the source and its memory is received. Must not
-    /// wait for the machine.
-    fn check_receiving(&mut self) -> Result<(), GuestError> {
-        Ok(())
-    }
 
     /// Loads the device state. This accesses guest memory: with post-copy, faults are handled
     /// meanwhile.
@@ -237,37 +181,6 @@ pub trait DestinationGuest: Send {
     /// runs when they arrive. May be called again, by another engine with another adapter, for a
     /// guest that already runs.
     fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError>;
-
-    /// Whether it is certain, after a [`resume`](Self::resume) that failed, that the guest has
-    /// never run here and will not by itself: the monitor refused, and its state shows it. The
-    /// source then takes the guest back.
-    fn never_ran(&self) -> bool {
-        false
-    }
-
-    /// The guest runs here, and pages of it may be missing: watch the machine from now on for the
-    /// reason why it ends. Must not wait for the machine.
-    fn watch_for_end(&mut self) {}
-
-    /// Whether the guest has shut itself down, and its machine still exists; `None`: not known.
-    /// Called once all of its pages are here. By default no.
-    ///
-    /// May take as long as `limit`: nothing is read from the links meanwhile.
-    fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
-        let _ = limit;
-        Some(false)
-    }
-
-    /// Whether a machine that [has ended](Self::has_ended) did so because the guest has shut itself
-    /// down, as far as that was seen since [`watch_for_end`](Self::watch_for_end).
-    fn has_shut_down(&mut self) -> bool {
-        false
-    }
-
-    /// Why a machine that [has ended](Self::has_ended) did so, if the adapter knows.
-    fn why_ended(&self) -> Option<String> {
-        None
-    }
 
     /// Ends the machine's process, and the guest with it: its migration was given up, and its
     /// missing pages will never arrive.
@@ -287,26 +200,79 @@ pub trait DestinationGuest: Send {
         None
     }
 
-    /// The process that holds the machine's memory, and the address of each RAM block in it (bytes,
-    /// in layout order), if the adapter knows them: huge pages are rebuilt there on request.
-    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
-        None
-    }
-
     /// Leaves the userfaultfd in the guest's process, if there is one, so that faults wait instead
     /// of reading zeros, and forgets it: for a migration that another engine is to resume.
     fn abandon_userfault(&mut self);
-
-    /// Every page of the guest is here: does what its owner was asked for besides, such as making
-    /// it persistent. Returns what of that was not done, with what to do about it, for people; it
-    /// is reported on both sides, and changes nothing else. Called before the source is informed
-    /// that it is not needed any more, by another engine again if this one was killed.
-    fn complete(&mut self) -> Option<String> {
-        None
-    }
 
     /// Gives back everything that was taken from the machine's process. Only
     /// called when every page is present or the guest will never run here.
     /// Idempotent.
     fn release(&mut self) -> Result<(), GuestError>;
+}
+
+/// What the engine does without the optional parts.
+impl dyn DestinationGuest + '_ {
+    /// Without [`disks`](DestinationGuest::disks) nothing is compared, and nothing copied.
+    pub(crate) fn compare_disks(
+        &mut self,
+        disks: &GuestDisks,
+    ) -> Result<DiskComparison, GuestError> {
+        match (self.disks(), disks.copied().next()) {
+            (Some(here), _) => here.compare(disks),
+            (None, None) => Ok(DiskComparison::default()),
+            (None, Some(_)) => Err(GuestError::new(NoDisks)),
+        }
+    }
+
+    /// The disks, for a guest some of whose disks are copied.
+    pub(crate) fn copied_disks(&mut self) -> Result<&mut dyn DestinationDisks, GuestError> {
+        self.disks().ok_or_else(|| GuestError::new(NoDisks))
+    }
+
+    pub(crate) fn postcopy_obstacles(&mut self) -> Vec<GuestError> {
+        let process = self.process();
+        process.map_or_else(Vec::new, |process| process.postcopy_obstacles())
+    }
+
+    pub(crate) fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
+        self.process()
+            .map_or(Ok(None), |process| process.filling_userfault())
+    }
+
+    pub(crate) fn check_receiving(&mut self) -> Result<(), GuestError> {
+        self.process()
+            .map_or(Ok(()), |process| process.check_receiving())
+    }
+
+    pub(crate) fn never_ran(&mut self) -> bool {
+        self.process().is_some_and(|process| process.never_ran())
+    }
+
+    pub(crate) fn watch_for_end(&mut self) {
+        if let Some(process) = self.process() {
+            process.watch_for_end();
+        }
+    }
+
+    pub(crate) fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
+        self.process()
+            .map_or(Some(false), |process| process.is_shut_down(limit))
+    }
+
+    pub(crate) fn has_shut_down(&mut self) -> bool {
+        self.process()
+            .is_some_and(|process| process.has_shut_down())
+    }
+
+    pub(crate) fn why_ended(&mut self) -> Option<String> {
+        self.process()?.why_ended()
+    }
+
+    pub(crate) fn process_memory(&mut self) -> Option<(Arc<Process>, Vec<u64>)> {
+        self.process()?.process_memory()
+    }
+
+    pub(crate) fn complete(&mut self) -> Option<String> {
+        self.process()?.complete()
+    }
 }

@@ -5,4 +5,4 @@ use thiserror::Error;
 /// The adapter copies no disks.
 #[derive(Debug, Error)]
 #[error("copying the guest's disks: this adapter does not copy disks")]
-pub(super) struct NoDisks;
+pub(crate) struct NoDisks;

@@ -7,10 +7,10 @@ use std::time::Instant;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, GuestDisks};
 
-use super::error::NoDisks;
-use crate::disks::{DiskConnection, DiskContent, DiskProgress};
+use super::{Hardware, SourceDisks, SourceProcess};
+use crate::disks::DiskContent;
 use crate::guest_error::GuestError;
 use crate::network_frames::FrameCapture;
 use crate::report::AsynchronousFaults;
@@ -22,49 +22,36 @@ use crate::report::AsynchronousFaults;
 /// The engine may query the guest at any time ([`describe`], [`ram`], [`needs_drain`],
 /// [`has_ended`] and so on). What changes it is called in this order:
 ///
-/// 1. [`capture_frames`], unless frames are not kept, and [`disks_compared`].
-/// 2. If disks are copied: [`connect_disk`] and [`open_disk`] for each one, [`limit_disks`] and
-///    [`copy_disk`] for each one, then [`limit_disks`] and [`disk_progress`] until all are in sync.
+/// 1. [`capture_frames`], unless frames are not kept.
+/// 2. The [`disks`] are compared and copied, if there are any; see [`SourceDisks`].
 /// 3. [`start_dirty_log`] (not in post-copy without pre-copy rounds), then [`drain`] any number of
 ///    times if the guest [needs it](Self::needs_drain).
-/// 4. [`prepare_pause`], [`pause`], and [`complete_disks`] if disks are copied.
-/// 5. [`save_device_state`], [`read_at_resume`], [`check_device_state`].
-/// 6. [`handing_over`] when *commit* is about to be sent, then [`check_handed_over`] now and then
-///    until the destination has every page.
+/// 4. [`prepare_pause`], [`pause`]. Copies of disks end then.
+/// 5. [`save_device_state`], [`read_at_resume`], [`SourceProcess::check_device_state`].
+/// 6. [`SourceProcess::handing_over`] when *commit* is about to be sent, then
+///    [`SourceProcess::check_handed_over`] now and then until the destination has every page.
 /// 7. [`release`] last. If another engine is to resume the migration, or the machine's process has
-///    ended with pages that the destination needs, [`leave`] is called instead.
+///    ended with pages that the destination needs, [`SourceProcess::leave`] is called instead.
 ///
 /// If the migration fails before *commit*, or the guest comes back, [`resume`] follows, and then
-/// [`release`]. An adapter for a resumed migration gets [`check_paused`] and [`handing_over`] if
-/// the guest was or may have been handed over, [`check_handed_over`], and [`resume`] if it comes
-/// back; then one of the two of step 7. [`asynchronous_faults`] is called after all others.
+/// [`release`]. An adapter for a resumed migration gets [`SourceProcess::check_paused`] and
+/// `handing_over` if the guest was or may have been handed over, `check_handed_over`, and
+/// [`resume`] if it comes back; then one of the two of step 7.
 ///
 /// [`describe`]: Self::describe
 /// [`ram`]: Self::ram
 /// [`needs_drain`]: Self::needs_drain
 /// [`has_ended`]: Self::has_ended
 /// [`capture_frames`]: Self::capture_frames
-/// [`disks_compared`]: Self::disks_compared
-/// [`connect_disk`]: Self::connect_disk
-/// [`open_disk`]: Self::open_disk
-/// [`copy_disk`]: Self::copy_disk
-/// [`limit_disks`]: Self::limit_disks
-/// [`disk_progress`]: Self::disk_progress
+/// [`disks`]: Self::disks
 /// [`start_dirty_log`]: Self::start_dirty_log
 /// [`drain`]: Self::drain
 /// [`prepare_pause`]: Self::prepare_pause
 /// [`pause`]: Self::pause
-/// [`complete_disks`]: Self::complete_disks
 /// [`save_device_state`]: Self::save_device_state
 /// [`read_at_resume`]: Self::read_at_resume
-/// [`check_device_state`]: Self::check_device_state
-/// [`check_paused`]: Self::check_paused
-/// [`handing_over`]: Self::handing_over
-/// [`check_handed_over`]: Self::check_handed_over
 /// [`resume`]: Self::resume
 /// [`release`]: Self::release
-/// [`leave`]: Self::leave
-/// [`asynchronous_faults`]: Self::asynchronous_faults
 ///
 /// # Example
 ///
@@ -138,22 +125,9 @@ pub trait SourceGuest: Send {
     /// time. A guest that its owner has paused stays paused at the destination.
     fn describe(&self) -> &GuestDescription;
 
-    /// The processors that the guest was given. The default is for adapters whose guests have the
-    /// same processors everywhere.
-    fn processors(&self) -> Processors {
-        Processors::default()
-    }
-
-    /// The parts of the guest's machine. The default is for adapters whose machines are all alike,
-    /// or that find differences themselves.
-    fn machine(&self) -> Machine {
-        Machine::default()
-    }
-
-    /// What the destination's management daemon needs to create the guest's machine. `None`: no
-    /// daemon owns the guest.
-    fn domain(&self) -> Option<Domain> {
-        None
+    /// The parts of the guest's machine, its processors included.
+    fn hardware(&self) -> Hardware {
+        Hardware::default()
     }
 
     /// The guest's memory, for reading.
@@ -166,69 +140,14 @@ pub trait SourceGuest: Send {
         Ok(None)
     }
 
-    /// The guest's disks, which the destination compares with its own. At most
-    /// [`MAX_COPIED_DISKS`](crate::MAX_COPIED_DISKS) are copied. The default is for adapters whose
-    /// guests have no disks, or that compare them themselves.
-    fn disks(&self) -> GuestDisks {
-        GuestDisks::default()
+    /// The guest's disks, if the destination has to compare or to get them.
+    fn disks(&mut self) -> Option<&mut dyn SourceDisks> {
+        None
     }
 
-    /// The destination has compared the disks, or did not: removes what was added to them for
-    /// that.
-    fn disks_compared(&mut self) {}
-
-    /// Makes the connection over which the machine copies the disk `number` of those [that are
-    /// copied](hikkoshi_wire::GuestDisks::copied): the machine gets one end as a client, and the
-    /// other one is returned. The machine uses it from [`open_disk`](Self::open_disk) on. If the
-    /// engine ends it, what the machine waits for must fail soon.
-    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
-        let _ = number;
-        Err(GuestError::new(NoDisks))
-    }
-
-    /// Has the machine set up that connection, which carries its bytes now. Called for each disk
-    /// before the first one is copied: a server does not wait long for a client to begin. Ends
-    /// early, with an error, once `cancel` is set.
-    fn open_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
-        let _ = (number, cancel);
-        Err(GuestError::new(NoDisks))
-    }
-
-    /// Begins to copy that disk, whose connection is open. The guest runs. When all is copied, each
-    /// write of the guest reaches both disks before it is complete.
-    /// [`complete_disks`](Self::complete_disks) ends the copies; so do [`resume`](Self::resume) and
-    /// [`release`](Self::release), whatever they have copied. Ends early, with an error, once
-    /// `cancel` is set.
-    fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
-        let _ = (number, cancel);
-        Err(GuestError::new(NoDisks))
-    }
-
-    /// How many bytes a second the copies may send, all together; `None`: no limit. **The guest's
-    /// own writes to a disk that is copied must not wait for it**, and a disk that is in sync has
-    /// no limit. Used from the next [`copy_disk`](Self::copy_disk) or
-    /// [`disk_progress`](Self::disk_progress) on.
-    fn limit_disks(&mut self, bytes_per_second: Option<u64>) {
-        let _ = bytes_per_second;
-    }
-
-    /// About how many bytes the copies of the [`disks`](Self::disks) send.
-    fn disk_content(&mut self) -> Result<DiskContent, GuestError> {
-        Ok(DiskContent::default())
-    }
-
-    /// How far the copies are; an error says why one has failed. Called a few times a second.
-    fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
-        Ok(Vec::new())
-    }
-
-    /// Ends the copies of a guest that was [paused](Self::pause): both sides' disks have the same
-    /// content when this returns. Fails if one is not complete. Ends early, with an error, once
-    /// `give_up` is set; [`resume`](Self::resume) must be possible then. Called only if disks are
-    /// copied.
-    fn complete_disks(&mut self, give_up: &CancelFlag) -> Result<(), GuestError> {
-        let _ = give_up;
-        Err(GuestError::new(NoDisks))
+    /// The process that the machine is, if it is one of its own.
+    fn process(&mut self) -> Option<&mut dyn SourceProcess> {
+        None
     }
 
     /// Starts to log writes to the guest's memory.
@@ -286,52 +205,11 @@ pub trait SourceGuest: Send {
         give_up: &CancelFlag,
     ) -> Result<(), GuestError>;
 
-    /// Checks that the saved state belongs to the memory that was sent. Called once after
-    /// [`save_device_state`](Self::save_device_state), while the destination loads the state. After
-    /// an error the guest is resumed here.
-    fn check_device_state(&mut self) -> Result<(), GuestError> {
-        Ok(())
-    }
-
     /// Resumes a paused guest, as if nothing had happened.
     ///
     /// Must work at any point: when [`pause`](Self::pause) was never called, and when `pause` or
     /// `save_device_state` failed half-way. A guest that its owner had paused stays paused.
     fn resume(&mut self) -> Result<(), GuestError>;
-
-    /// Fails if the guest runs although it was, or may have been, handed over: what it does now is
-    /// lost to the destination. Called before a migration of another engine is resumed.
-    fn check_paused(&mut self) -> Result<(), GuestError> {
-        Ok(())
-    }
-
-    /// *Commit* is about to be sent, or was sent by another engine: the guest may run elsewhere
-    /// from now on, and must not run here. Called while it is paused, so it must not wait.
-    fn handing_over(&mut self) {}
-
-    /// Fails if something was done to the guest since [`handing_over`](Self::handing_over) that
-    /// makes its memory useless to the destination: then no more of it is sent. Called now and
-    /// then; must not wait.
-    fn check_handed_over(&mut self) -> Result<(), GuestError> {
-        Ok(())
-    }
-
-    /// Why the machine's process has ended, or is about to, if that is known; for people. May wait
-    /// for a moment.
-    fn why_ended(&mut self) -> Option<String> {
-        None
-    }
-
-    /// Whether the guest uses KVM's asynchronous page faults, for the account; `None` if this
-    /// adapter does not find out. Called after [`release`](Self::release).
-    fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {
-        None
-    }
-
-    /// Leaves everything in the guest's process as it is: the guest was handed over, and may come
-    /// back, or the destination needs more of its memory. Another engine will continue, with a new
-    /// adapter. Called instead of [`release`](Self::release).
-    fn leave(&mut self) {}
 
     /// Gives back everything that was taken from the guest's process.
     /// Idempotent.
@@ -340,5 +218,63 @@ pub trait SourceGuest: Send {
     /// Whether the machine's process has ended, and the guest with it, if it was here.
     fn has_ended(&self) -> bool {
         false
+    }
+}
+
+/// What the engine does without the optional parts.
+impl dyn SourceGuest + '_ {
+    pub(crate) fn offered_disks(&mut self) -> GuestDisks {
+        let disks = self.disks().map(|disks| disks.offered());
+        disks.unwrap_or_default()
+    }
+
+    pub(crate) fn disks_compared(&mut self) {
+        if let Some(disks) = self.disks() {
+            disks.compared();
+        }
+    }
+
+    pub(crate) fn disk_content(&mut self) -> Result<DiskContent, GuestError> {
+        let disks = self.disks();
+        disks.map_or_else(|| Ok(DiskContent::default()), |disks| disks.content())
+    }
+
+    pub(crate) fn domain(&mut self) -> Option<Domain> {
+        self.process()?.domain()
+    }
+
+    pub(crate) fn check_device_state(&mut self) -> Result<(), GuestError> {
+        self.process()
+            .map_or(Ok(()), |process| process.check_device_state())
+    }
+
+    pub(crate) fn check_paused(&mut self) -> Result<(), GuestError> {
+        self.process()
+            .map_or(Ok(()), |process| process.check_paused())
+    }
+
+    pub(crate) fn handing_over(&mut self) {
+        if let Some(process) = self.process() {
+            process.handing_over();
+        }
+    }
+
+    pub(crate) fn check_handed_over(&mut self) -> Result<(), GuestError> {
+        self.process()
+            .map_or(Ok(()), |process| process.check_handed_over())
+    }
+
+    pub(crate) fn why_ended(&mut self) -> Option<String> {
+        self.process()?.why_ended()
+    }
+
+    pub(crate) fn asynchronous_faults(&mut self) -> Option<AsynchronousFaults> {
+        self.process()?.asynchronous_faults()
+    }
+
+    pub(crate) fn leave(&mut self) {
+        if let Some(process) = self.process() {
+            process.leave();
+        }
     }
 }

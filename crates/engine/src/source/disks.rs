@@ -6,7 +6,8 @@ use hikkoshi_link::LinkError;
 use hikkoshi_linux::CancelFlag;
 
 use crate::disks::{DiskFailure, DiskRelay, DiskWatch, RelayStart};
-use crate::guest::SourceGuest;
+use crate::guest::{NoDisks, SourceGuest};
+use crate::guest_error::GuestError;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::session::{CommitState, Session, SourceSessionEvent};
@@ -28,12 +29,14 @@ pub(crate) fn copy(
         return Ok(());
     }
     shared.control.copy_disks();
+    let copies = guest.disks();
+    let copies = copies.ok_or_else(|| GuestError::new(NoDisks))?;
     let number_of_disks = links.len();
     // The destination's server closes a connection that is not set up within seconds (QEMU: 10 s),
     // and the line is busy as soon as a disk is copied.
     for (number, (stream, ends)) in links.into_iter().enumerate() {
         shared.check()?;
-        let connection = guest.connect_disk(number)?;
+        let connection = copies.connect(number)?;
         let watch = DiskWatch {
             stall_timeout: shared.options.stall_timeout,
             cancel: shared.cancel.clone(),
@@ -50,17 +53,17 @@ pub(crate) fn copy(
             watch: Some(watch),
         });
         session.disks.push(relay.map_err(SourceFailure::Thread)?);
-        guest.open_disk(number, &shared.cancel)?;
+        copies.open(number, &shared.cancel)?;
     }
     for number in 0..number_of_disks {
         shared.check()?;
-        guest.limit_disks(shared.control.limits().bandwidth);
-        guest.copy_disk(number, &shared.cancel)?;
+        copies.limit(shared.control.limits().bandwidth);
+        copies.copy(number, &shared.cancel)?;
     }
     loop {
         shared.check()?;
-        guest.limit_disks(shared.control.limits().bandwidth);
-        let disks = guest.disk_progress()?;
+        copies.limit(shared.control.limits().bandwidth);
+        let disks = copies.progress()?;
         let complete = disks.iter().all(|disk| disk.in_sync);
         shared.live.set_disks(disks);
         if complete {
@@ -79,7 +82,10 @@ pub(crate) fn check(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
 ) -> Result<(), SourceFailure> {
-    let disks = guest.disk_progress()?;
+    let Some(copies) = guest.disks() else {
+        return Ok(());
+    };
+    let disks = copies.progress()?;
     if !disks.is_empty() {
         shared.live.set_disks(disks);
     }
@@ -96,7 +102,9 @@ pub(crate) fn complete(
     if session.disks.is_empty() {
         return Ok(());
     }
-    guest.complete_disks(give_up)?;
+    let copies = guest.disks();
+    let copies = copies.ok_or_else(|| GuestError::new(NoDisks))?;
+    copies.complete(give_up)?;
     session.disks.iter().for_each(DiskRelay::complete);
     shared.steps.done("disks complete");
     check(shared, guest)

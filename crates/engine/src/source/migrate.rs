@@ -13,7 +13,7 @@ use hikkoshi_wire::{MigrationId, Mode, OfferedGuest};
 
 use crate::disks::DiskRelay;
 use crate::ends_now::ends_now;
-use crate::guest::SourceGuest;
+use crate::guest::{Hardware, SourceGuest};
 use crate::guest_error::GuestError;
 use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
@@ -113,14 +113,7 @@ fn run(
         shared,
         remote,
         machine.record().id,
-        OfferedGuest {
-            domain: guest.domain(),
-            description: guest.describe().clone(),
-            machine: guest.machine(),
-            processors: guest.processors(),
-            allow_cpu_mismatch: shared.options.allow_cpu_mismatch,
-            disks: guest.disks(),
-        },
+        offer(guest, shared.options.allow_cpu_mismatch),
         capture,
     );
     guest.disks_compared();
@@ -170,6 +163,22 @@ fn run(
         rounds,
         postcopy: had_postcopy,
     })
+}
+
+/// What the destination is offered.
+fn offer(guest: &mut dyn SourceGuest, allow_cpu_mismatch: bool) -> OfferedGuest {
+    let Hardware {
+        processors,
+        machine,
+    } = guest.hardware();
+    OfferedGuest {
+        domain: guest.domain(),
+        description: guest.describe().clone(),
+        machine,
+        processors,
+        allow_cpu_mismatch,
+        disks: guest.offered_disks(),
+    }
 }
 
 /// Finds out how much there is to send, about. Fails if the limit of the bandwidth is too low for

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
 use hikkoshi_engine::report::FaultKind;
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, DestinationOptions, FrameCapture, FrameDelivery, GuestError,
-    SourceGuest, ThreadName,
+    CancelFlag, DestinationGuest, DestinationOptions, DestinationProcess, FrameCapture,
+    FrameDelivery, GuestError, Hardware, SourceGuest, SourceProcess, ThreadName,
 };
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
@@ -139,8 +139,15 @@ impl SourceGuest for TestSource {
         &self.description
     }
 
-    fn processors(&self) -> Processors {
-        self.processors.clone()
+    fn hardware(&self) -> Hardware {
+        Hardware {
+            processors: self.processors.clone(),
+            ..Hardware::default()
+        }
+    }
+
+    fn process(&mut self) -> Option<&mut dyn SourceProcess> {
+        Some(self)
     }
 
     fn ram(&self) -> Arc<GuestRam> {
@@ -222,14 +229,6 @@ impl SourceGuest for TestSource {
         Ok(())
     }
 
-    fn check_paused(&mut self) -> Result<(), GuestError> {
-        self.script.call("check_paused")
-    }
-
-    fn leave(&mut self) {
-        let _ = self.script.call("leave");
-    }
-
     fn release(&mut self) -> Result<(), GuestError> {
         self.script.call("release")?;
         if let Some(log) = self.log.take() {
@@ -240,6 +239,16 @@ impl SourceGuest for TestSource {
 
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
+    }
+}
+
+impl SourceProcess for TestSource {
+    fn check_paused(&mut self) -> Result<(), GuestError> {
+        self.script.call("check_paused")
+    }
+
+    fn leave(&mut self) {
+        let _ = self.script.call("leave");
     }
 }
 
@@ -363,8 +372,15 @@ impl DestinationGuest for TestDestination {
         &self.description
     }
 
-    fn processors(&self) -> Processors {
-        self.processors.clone()
+    fn hardware(&self) -> Hardware {
+        Hardware {
+            processors: self.processors.clone(),
+            ..Hardware::default()
+        }
+    }
+
+    fn process(&mut self) -> Option<&mut dyn DestinationProcess> {
+        Some(self)
     }
 
     fn ram(&self) -> Arc<GuestRam> {
@@ -385,10 +401,6 @@ impl DestinationGuest for TestDestination {
         let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
         let userfault = self.userfault.insert(Arc::new(userfault));
         Ok((Arc::clone(userfault), hosts))
-    }
-
-    fn check_receiving(&mut self) -> Result<(), GuestError> {
-        self.script.call("check_receiving")
     }
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
@@ -427,20 +439,6 @@ impl DestinationGuest for TestDestination {
         self.ended.load(Ordering::Relaxed)
     }
 
-    fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
-        // Nothing is read from the links meanwhile.
-        assert!(limit < DestinationOptions::default().stall_timeout / 2);
-        self.is_shut_down
-    }
-
-    fn has_shut_down(&mut self) -> bool {
-        self.shuts_down
-    }
-
-    fn never_ran(&self) -> bool {
-        self.never_ran
-    }
-
     fn kill(&mut self) -> Result<(), GuestError> {
         self.script.call("kill")?;
         self.machine.stop(Side::Destination, Duration::ZERO);
@@ -456,25 +454,45 @@ impl DestinationGuest for TestDestination {
         Some(ThreadName { name, kind })
     }
 
-    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
-        let own = Process::open(std::process::id()).unwrap();
-        let hosts = self.machine.memory(Side::Destination).hosts();
-        Some((Arc::new(own), hosts))
-    }
-
     fn abandon_userfault(&mut self) {
         let _ = self.script.call("abandon_userfault");
         self.abandoned = true;
-    }
-
-    fn complete(&mut self) -> Option<String> {
-        let _ = self.script.call("complete");
-        self.left_to_do.clone()
     }
 
     fn release(&mut self) -> Result<(), GuestError> {
         self.script.call("release")?;
         self.userfault = None;
         Ok(())
+    }
+}
+
+impl DestinationProcess for TestDestination {
+    fn check_receiving(&mut self) -> Result<(), GuestError> {
+        self.script.call("check_receiving")
+    }
+
+    fn is_shut_down(&mut self, limit: Duration) -> Option<bool> {
+        // Nothing is read from the links meanwhile.
+        assert!(limit < DestinationOptions::default().stall_timeout / 2);
+        self.is_shut_down
+    }
+
+    fn has_shut_down(&mut self) -> bool {
+        self.shuts_down
+    }
+
+    fn never_ran(&mut self) -> bool {
+        self.never_ran
+    }
+
+    fn process_memory(&mut self) -> Option<(Arc<Process>, Vec<u64>)> {
+        let own = Process::open(std::process::id()).unwrap();
+        let hosts = self.machine.memory(Side::Destination).hosts();
+        Some((Arc::new(own), hosts))
+    }
+
+    fn complete(&mut self) -> Option<String> {
+        let _ = self.script.call("complete");
+        self.left_to_do.clone()
     }
 }

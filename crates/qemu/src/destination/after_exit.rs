@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, DestinationProcess, GuestError};
 use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
@@ -72,6 +72,10 @@ impl DestinationGuest for ExitedDestination {
         Arc::clone(&self.ram)
     }
 
+    fn process(&mut self) -> Option<&mut dyn DestinationProcess> {
+        Some(self)
+    }
+
     fn prepare(&mut self) -> Result<(), GuestError> {
         self.cannot("preparing QEMU for the incoming guest")
     }
@@ -98,11 +102,13 @@ impl DestinationGuest for ExitedDestination {
 
     fn abandon_userfault(&mut self) {}
 
-    fn complete(&mut self) -> Option<String> {
-        self.monitor.complete()
-    }
-
     fn release(&mut self) -> Result<(), GuestError> {
         Ok(())
+    }
+}
+
+impl DestinationProcess for ExitedDestination {
+    fn complete(&mut self) -> Option<String> {
+        self.monitor.complete()
     }
 }

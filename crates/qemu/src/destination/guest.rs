@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, DiskComparison, DiskConnection, FrameDelivery, GuestError,
-    ThreadName,
+    CancelFlag, DestinationDisks, DestinationGuest, DestinationProcess, DiskComparison,
+    DiskConnection, FrameDelivery, GuestError, Hardware, ThreadName,
 };
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
+use hikkoshi_wire::{GuestDescription, GuestDisks};
 
 use super::error::OWN_SWTPM;
 use super::shutdown_listener::{FirstRequests, ShutdownListener};
@@ -27,12 +27,11 @@ impl DestinationGuest for QemuDestination {
         &self.identity.description
     }
 
-    fn processors(&self) -> Processors {
-        self.processors.clone()
-    }
-
-    fn machine(&self) -> Machine {
-        self.machine.clone()
+    fn hardware(&self) -> Hardware {
+        Hardware {
+            processors: self.processors.clone(),
+            machine: self.machine.clone(),
+        }
     }
 
     fn ram(&self) -> Arc<GuestRam> {
@@ -48,13 +47,12 @@ impl DestinationGuest for QemuDestination {
         network::deliver(client, &self.process).map_err(GuestError::new)
     }
 
-    fn postcopy_obstacles(&self) -> Vec<GuestError> {
-        let files = self.check_files().err().map(GuestError::new);
-        let userfault = privileges::check_userfaultfd(&self.process);
-        files
-            .into_iter()
-            .chain(userfault.err().map(GuestError::new))
-            .collect()
+    fn disks(&mut self) -> Option<&mut dyn DestinationDisks> {
+        Some(self)
+    }
+
+    fn process(&mut self) -> Option<&mut dyn DestinationProcess> {
+        Some(self)
     }
 
     fn prepare(&mut self) -> Result<(), GuestError> {
@@ -64,38 +62,6 @@ impl DestinationGuest for QemuDestination {
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
         let userfault = self.userfault().map_err(GuestError::new)?;
         Ok((userfault, self.identity.addresses()))
-    }
-
-    fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
-        let created = self.own_userfault().map_err(GuestError::new)?;
-        Ok(Some(created))
-    }
-
-    fn compare_disks(&mut self, disks: &GuestDisks) -> Result<DiskComparison, GuestError> {
-        self.compare(disks).map_err(GuestError::new)
-    }
-
-    fn serve_disks(&mut self, disks: &GuestDisks) -> Result<(), GuestError> {
-        self.serve(disks).map_err(GuestError::new)
-    }
-
-    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
-        self.connect_served(number).map_err(GuestError::new)
-    }
-
-    fn end_disks(&mut self) -> Result<(), GuestError> {
-        self.end_flushes().map_err(GuestError::new)?;
-        self.end_daemon().map_err(GuestError::new)?;
-        let ended = self.end_server().map_err(ReleaseDestinationError::Disks);
-        ended.map_err(GuestError::new)
-    }
-
-    fn check_receiving(&mut self) -> Result<(), GuestError> {
-        self.check_flushed().map_err(GuestError::new)?;
-        match &mut self.piped {
-            Some(piped) => piped.check_receiving().map_err(GuestError::new),
-            None => Ok(()),
-        }
     }
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
@@ -114,7 +80,88 @@ impl DestinationGuest for QemuDestination {
         self.run(running, give_up).map_err(GuestError::new)
     }
 
-    fn never_ran(&self) -> bool {
+    fn kill(&mut self) -> Result<(), GuestError> {
+        let pid = self.process.pid();
+        self.process
+            .kill()
+            .map_err(|source| GuestError::new(KillError { pid, source }))
+    }
+
+    fn has_ended(&self) -> bool {
+        Self::has_ended(self)
+    }
+
+    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
+        vcpus::name(&self.process, &self.vcpus, thread)
+    }
+
+    fn abandon_userfault(&mut self) {
+        // Another engine continues. It also finds the settings unrestored, which
+        // cannot be changed while QEMU waits for a page.
+        self.settings = Settings::default();
+        if let Some(piped) = &mut self.piped {
+            piped.keep();
+        }
+        if let Some(userfault) = self.userfault.take() {
+            tracing::debug!(
+                pid = self.process.pid(),
+                number = userfault.remote(),
+                "leaving the userfaultfd in QEMU, because pages may be missing"
+            );
+            userfault.leave_open_on_drop();
+        }
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.release_qemu().map_err(GuestError::new)
+    }
+}
+
+impl DestinationDisks for QemuDestination {
+    fn compare(&mut self, disks: &GuestDisks) -> Result<DiskComparison, GuestError> {
+        self.compare(disks).map_err(GuestError::new)
+    }
+
+    fn serve(&mut self, disks: &GuestDisks) -> Result<(), GuestError> {
+        self.serve(disks).map_err(GuestError::new)
+    }
+
+    fn connect(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
+        self.connect_served(number).map_err(GuestError::new)
+    }
+
+    fn end(&mut self) -> Result<(), GuestError> {
+        self.end_flushes().map_err(GuestError::new)?;
+        self.end_daemon().map_err(GuestError::new)?;
+        let ended = self.end_server().map_err(ReleaseDestinationError::Disks);
+        ended.map_err(GuestError::new)
+    }
+}
+
+impl DestinationProcess for QemuDestination {
+    fn postcopy_obstacles(&mut self) -> Vec<GuestError> {
+        let files = self.check_files().err().map(GuestError::new);
+        let userfault = privileges::check_userfaultfd(&self.process);
+        files
+            .into_iter()
+            .chain(userfault.err().map(GuestError::new))
+            .collect()
+    }
+
+    fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
+        let created = self.own_userfault().map_err(GuestError::new)?;
+        Ok(Some(created))
+    }
+
+    fn check_receiving(&mut self) -> Result<(), GuestError> {
+        self.check_flushed().map_err(GuestError::new)?;
+        match &mut self.piped {
+            Some(piped) => piped.check_receiving().map_err(GuestError::new),
+            None => Ok(()),
+        }
+    }
+
+    fn never_ran(&mut self) -> bool {
         self.never_ran
     }
 
@@ -152,7 +199,7 @@ impl DestinationGuest for QemuDestination {
         listener.is_some_and(ShutdownListener::has_shut_down)
     }
 
-    fn why_ended(&self) -> Option<String> {
+    fn why_ended(&mut self) -> Option<String> {
         let killed = oom_kills::since(self.oom_kills.as_ref());
         let is_loading = self.loading && !self.loaded;
         // QEMU before 9.1 ends when it cannot load the state.
@@ -160,47 +207,11 @@ impl DestinationGuest for QemuDestination {
         killed.or_else(load)
     }
 
-    fn kill(&mut self) -> Result<(), GuestError> {
-        let pid = self.process.pid();
-        self.process
-            .kill()
-            .map_err(|source| GuestError::new(KillError { pid, source }))
-    }
-
-    fn has_ended(&self) -> bool {
-        Self::has_ended(self)
-    }
-
-    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
-        vcpus::name(&self.process, &self.vcpus, thread)
-    }
-
-    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&mut self) -> Option<(Arc<Process>, Vec<u64>)> {
         Some((Arc::clone(&self.process), self.identity.addresses()))
-    }
-
-    fn abandon_userfault(&mut self) {
-        // Another engine continues. It also finds the settings unrestored, which
-        // cannot be changed while QEMU waits for a page.
-        self.settings = Settings::default();
-        if let Some(piped) = &mut self.piped {
-            piped.keep();
-        }
-        if let Some(userfault) = self.userfault.take() {
-            tracing::debug!(
-                pid = self.process.pid(),
-                number = userfault.remote(),
-                "leaving the userfaultfd in QEMU, because pages may be missing"
-            );
-            userfault.leave_open_on_drop();
-        }
     }
 
     fn complete(&mut self) -> Option<String> {
         self.monitor.complete()
-    }
-
-    fn release(&mut self) -> Result<(), GuestError> {
-        self.release_qemu().map_err(GuestError::new)
     }
 }

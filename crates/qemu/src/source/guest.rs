@@ -7,10 +7,11 @@ use std::time::Instant;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{
-    CancelFlag, DiskConnection, DiskContent, DiskProgress, FrameCapture, GuestError, SourceGuest,
+    CancelFlag, DiskConnection, DiskContent, DiskProgress, FrameCapture, GuestError, Hardware,
+    SourceDisks, SourceGuest, SourceProcess,
 };
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, GuestDisks};
 
 use super::QemuSource;
 use crate::network;
@@ -23,16 +24,11 @@ impl SourceGuest for QemuSource {
         &self.qemu.description
     }
 
-    fn processors(&self) -> Processors {
-        self.qemu.processors.clone()
-    }
-
-    fn machine(&self) -> Machine {
-        self.machine.clone()
-    }
-
-    fn domain(&self) -> Option<Domain> {
-        self.domain.clone()
+    fn hardware(&self) -> Hardware {
+        Hardware {
+            processors: self.qemu.processors.clone(),
+            machine: self.machine.clone(),
+        }
     }
 
     fn ram(&self) -> Arc<GuestRam> {
@@ -44,40 +40,12 @@ impl SourceGuest for QemuSource {
         network::capture(client, &self.qemu.process).map_err(GuestError::new)
     }
 
-    fn disks(&self) -> GuestDisks {
-        self.offered_disks.disks.clone()
+    fn disks(&mut self) -> Option<&mut dyn SourceDisks> {
+        Some(self)
     }
 
-    fn disks_compared(&mut self) {
-        self.offered_disks.marks = None;
-    }
-
-    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
-        self.connect_copy(number).map_err(GuestError::new)
-    }
-
-    fn open_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
-        self.open_copy(number, cancel).map_err(GuestError::new)
-    }
-
-    fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
-        self.start_copy(number, cancel).map_err(GuestError::new)
-    }
-
-    fn limit_disks(&mut self, bytes_per_second: Option<u64>) {
-        self.limit_copies(bytes_per_second);
-    }
-
-    fn disk_content(&mut self) -> Result<DiskContent, GuestError> {
-        self.copied_content().map_err(GuestError::new)
-    }
-
-    fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
-        self.copy_progress().map_err(GuestError::new)
-    }
-
-    fn complete_disks(&mut self, give_up: &CancelFlag) -> Result<(), GuestError> {
-        self.complete_copies(give_up).map_err(GuestError::new)
+    fn process(&mut self) -> Option<&mut dyn SourceProcess> {
+        Some(self)
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
@@ -119,14 +87,66 @@ impl SourceGuest for QemuSource {
         self.save(sink, give_up).map_err(GuestError::new)
     }
 
-    fn check_device_state(&mut self) -> Result<(), GuestError> {
-        self.check_saved().map_err(GuestError::new)
-    }
-
     fn resume(&mut self) -> Result<(), GuestError> {
         // First of all: they cannot be ended while the guest runs.
         self.remove_copies_after_failure();
         self.resume_guest().map_err(GuestError::new)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_exited()
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.release_qemu().map_err(GuestError::new)
+    }
+}
+
+impl SourceDisks for QemuSource {
+    fn offered(&self) -> GuestDisks {
+        self.offered_disks.disks.clone()
+    }
+
+    fn compared(&mut self) {
+        self.offered_disks.marks = None;
+    }
+
+    fn connect(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
+        self.connect_copy(number).map_err(GuestError::new)
+    }
+
+    fn open(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
+        self.open_copy(number, cancel).map_err(GuestError::new)
+    }
+
+    fn copy(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
+        self.start_copy(number, cancel).map_err(GuestError::new)
+    }
+
+    fn limit(&mut self, bytes_per_second: Option<u64>) {
+        self.limit_copies(bytes_per_second);
+    }
+
+    fn content(&mut self) -> Result<DiskContent, GuestError> {
+        self.copied_content().map_err(GuestError::new)
+    }
+
+    fn progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
+        self.copy_progress().map_err(GuestError::new)
+    }
+
+    fn complete(&mut self, give_up: &CancelFlag) -> Result<(), GuestError> {
+        self.complete_copies(give_up).map_err(GuestError::new)
+    }
+}
+
+impl SourceProcess for QemuSource {
+    fn domain(&self) -> Option<Domain> {
+        self.domain.clone()
+    }
+
+    fn check_device_state(&mut self) -> Result<(), GuestError> {
+        self.check_saved().map_err(GuestError::new)
     }
 
     fn check_paused(&mut self) -> Result<(), GuestError> {
@@ -150,19 +170,11 @@ impl SourceGuest for QemuSource {
         why.or_else(|| oom_kills::since(self.oom_kills.as_ref()))
     }
 
-    fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {
+    fn asynchronous_faults(&mut self) -> Option<AsynchronousFaults> {
         Some(Self::asynchronous_faults(self))
     }
 
     fn leave(&mut self) {
         self.detached = true;
-    }
-
-    fn has_ended(&self) -> bool {
-        self.has_exited()
-    }
-
-    fn release(&mut self) -> Result<(), GuestError> {
-        self.release_qemu().map_err(GuestError::new)
     }
 }

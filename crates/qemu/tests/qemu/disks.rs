@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use error_reporter::Report;
-use hikkoshi_engine::{DestinationGuest, SourceGuest};
+use hikkoshi_engine::{DestinationDisks, DestinationGuest, SourceDisks, SourceGuest};
 use hikkoshi_qemu::{AttachError, DiskSelection, QemuDestination, QemuSource, Refusal};
 use serde_json::json;
 use tempfile::TempDir;
@@ -72,7 +72,7 @@ fn counterparts(
     let mut from = QemuSource::attach(&source.qmp()).unwrap();
     let mut to = QemuDestination::attach(&destination.qmp()).unwrap();
     copy(&mut from, &[], &[])?;
-    let disks = from.disks();
+    let disks = from.offered();
     let rows = source.execute("query-block", json!({}));
     let of = |row: &serde_json::Value| {
         let file = row["inserted"]["file"].as_str()?;
@@ -83,13 +83,13 @@ fn counterparts(
     };
     let mut devices: Vec<_> = rows.as_array().unwrap().iter().filter_map(of).collect();
     devices.sort_unstable();
-    let compared = to.compare_disks(&disks).unwrap();
+    let compared = DestinationDisks::compare(&mut to, &disks).unwrap();
     if !compared.refused.is_empty() {
         return Err(compared.refused.join("; "));
     }
     assert!(to.is_unused(), "nothing was changed");
     to.prepare().unwrap();
-    to.serve_disks(&disks).unwrap();
+    DestinationDisks::serve(&mut to, &disks).unwrap();
     let exports = destination.execute("query-block-exports", json!({}));
     let nodes = destination.execute("query-named-block-nodes", json!({ "flat": true }));
     let find = |rows: &serde_json::Value, key: &str, value: &str| {
@@ -209,7 +209,7 @@ fn a_disk_of_which_little_is_known_has_to_be_named() {
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
         let left = copy(&mut source, &[], &[]).unwrap();
         assert_eq!(left, ["the disk vdc is not copied: it is read-only"]);
-        assert_eq!(source.disks().copied().count(), 2);
+        assert_eq!(source.offered().copied().count(), 2);
         // QEMU has it open by another name then.
         std::fs::rename(images.path("b"), images.path("renamed")).unwrap();
         let error = copy(&mut source, &[], &[]).unwrap_err();
@@ -221,10 +221,10 @@ fn a_disk_of_which_little_is_known_has_to_be_named() {
             assert!(error.contains(part), "{part:?} is not in: {error}");
         }
         copy(&mut source, &[], &["vdb"]).unwrap();
-        assert_eq!(source.disks().copied().count(), 1);
+        assert_eq!(source.offered().copied().count(), 1);
         let warned = copy(&mut source, &["vda", "vdb"], &[]).unwrap();
         assert!(warned[0].contains("the disk vdb is an image"), "{warned:?}");
-        assert_eq!(source.disks().copied().count(), 2);
+        assert_eq!(source.offered().copied().count(), 2);
         source.release().unwrap();
     });
 }
@@ -352,7 +352,7 @@ fn compared(program: &Program, [here, there]: [&str; 2], shared: bool) -> [Strin
         ..DiskSelection::default()
     };
     from.choose_disks(&selection).unwrap();
-    let found = to.compare_disks(&from.disks()).unwrap();
+    let found = DestinationDisks::compare(&mut to, &from.offered()).unwrap();
     assert!(to.is_unused(), "nothing was changed");
     to.release().unwrap();
     from.release().unwrap();

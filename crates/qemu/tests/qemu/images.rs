@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, DestinationProcess, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
 use tempfile::TempDir;

@@ -14,11 +14,14 @@ fn machine(program: &Program, incoming: bool, more: &str) -> Machine {
     all.extend(options(more));
     if !incoming {
         let qemu = Qemu::start(program, ram, &all);
-        return QemuSource::attach(&qemu.qmp()).unwrap().machine();
+        return QemuSource::attach(&qemu.qmp()).unwrap().hardware().machine;
     }
     all.extend(options("-incoming defer"));
     let qemu = Qemu::start(program, ram, &all);
-    QemuDestination::attach(&qemu.qmp()).unwrap().machine()
+    QemuDestination::attach(&qemu.qmp())
+        .unwrap()
+        .hardware()
+        .machine
 }
 
 fn mismatch(program: &Program, source: &str, destination: &str) -> (MachineMismatch, String) {

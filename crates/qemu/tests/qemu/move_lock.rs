@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, Mode, SourceGuest};
+use hikkoshi_engine::{CancelFlag, Mode, SourceGuest, SourceProcess};
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, MonitorSocket};
 use hikkoshi_qemu::{

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, DestinationProcess, SourceGuest};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamWriter;
 use hikkoshi_qemu::qmp::{Client, MonitorSocket};
@@ -219,8 +219,8 @@ impl Destination {
         };
         let guest = PipedGuest {
             description: source.describe(),
-            processors: source.processors(),
-            machine: source.machine(),
+            processors: source.hardware().processors,
+            machine: source.hardware().machine,
         };
         let monitor = Arc::new(MonitorSocket::new(self.qemu.qmp()));
         let cancel = CancelFlag::new();

@@ -11,7 +11,10 @@ use serde_json::json;
 use crate::support::{Program, Qemu, accelerator, print_always, versions, with_each};
 
 fn of(qemu: &Qemu) -> Processors {
-    QemuSource::attach(&qemu.qmp()).unwrap().processors()
+    QemuSource::attach(&qemu.qmp())
+        .unwrap()
+        .hardware()
+        .processors
 }
 
 /// The processors of a paused guest with these options.
@@ -34,7 +37,7 @@ fn a_destination_with_the_same_options_is_the_same() {
         assert_eq!(source.kinds.len(), 1, "they are identical");
         let qemu = Qemu::usual(program, &format!("{options} -incoming defer"));
         let destination = QemuDestination::attach(&qemu.qmp()).unwrap();
-        assert_eq!(differences(&source, &destination.processors()), "");
+        assert_eq!(differences(&source, &destination.hardware().processors), "");
     });
 }
 

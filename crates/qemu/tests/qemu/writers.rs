@@ -2,7 +2,7 @@
 //! if they are plugged in during the move; with real QEMUs.
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, Mode, SourceGuest};
+use hikkoshi_engine::{CancelFlag, Mode, SourceGuest, SourceProcess};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
 use serde_json::{Value, json};

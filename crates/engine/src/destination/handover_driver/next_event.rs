@@ -27,7 +27,7 @@ impl HandoverDriver<'_> {
     /// Waits for an event that the machine needs to know.
     pub(crate) fn next_event(
         &mut self,
-        guest: &dyn DestinationGuest,
+        guest: &mut dyn DestinationGuest,
     ) -> Result<(DestinationEvent, Option<DestinationFailure>), DestinationFailure> {
         loop {
             match self.observe(TICK) {

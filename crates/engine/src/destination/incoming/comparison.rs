@@ -40,7 +40,8 @@ impl Found {
         let has_other_blocks = others
             .iter()
             .any(|other| matches!(other, Mismatch::Blocks(_)));
-        for error in guest.machine.differences(&machine.machine()) {
+        let here = machine.hardware();
+        for error in guest.machine.differences(&here.machine) {
             // The RAM blocks are listed with the auxiliary memory again.
             if !(has_other_blocks && error.is_memory()) {
                 found.add(text(error));
@@ -50,7 +51,7 @@ impl Found {
             found.add(text(error));
         }
         let allowed = guest.allow_cpu_mismatch;
-        match processors::compare(&guest.processors, &machine.processors(), allowed) {
+        match processors::compare(&guest.processors, &here.processors, allowed) {
             Ok(differences) => {
                 let differs = |what| {
                     format!(

@@ -84,7 +84,7 @@ impl<'a> IncomingMigration<'a> {
             .map(|(number, (stream, ends))| {
                 let relay = DiskRelay::start(RelayStart {
                     name: format!("dst-disk-{number}"),
-                    connection: guest.connect_disk(number)?,
+                    connection: guest.copied_disks()?.connect(number)?,
                     stream,
                     ends,
                     priority: options.priority,

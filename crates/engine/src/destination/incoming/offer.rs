@@ -264,7 +264,8 @@ fn make_ready(
 ) -> Result<Ready, String> {
     machine.prepare().map_err(text)?;
     if guest.disks.copied().next().is_some() {
-        machine.serve_disks(&guest.disks).map_err(text)?;
+        let disks = machine.copied_disks().map_err(text)?;
+        disks.serve(&guest.disks).map_err(text)?;
     }
     let userfault = if may_postcopy {
         Some(machine.take_userfault().map_err(text)?)

@@ -21,7 +21,7 @@ impl IncomingMigration<'_> {
     ) -> Result<(), DestinationFailure> {
         if !self.disks.is_empty() {
             // The machine must not share them with its server when it loads the guest.
-            guest.end_disks()?;
+            guest.copied_disks()?.end()?;
             self.disks.clear();
             self.context.steps.done("disks complete");
         }

@@ -1,7 +1,7 @@
 //! The source's QEMU after the guest was handed over.
 
 use error_reporter::Report;
-use hikkoshi_engine::SourceGuest;
+use hikkoshi_engine::{SourceGuest, SourceProcess};
 use hikkoshi_qemu::QemuSource;
 use serde_json::json;
 

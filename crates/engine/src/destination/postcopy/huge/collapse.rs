@@ -26,7 +26,7 @@ const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;
 /// Rebuilds huge pages in `guest`'s memory, at most `rate` bytes a second, until it is done or
 /// cancelled.
 pub(crate) fn run(
-    guest: &dyn DestinationGuest,
+    guest: &mut dyn DestinationGuest,
     rate: NonZeroU64,
     priority: Priority,
     watch: &ReceiveControl,
