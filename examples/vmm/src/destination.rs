@@ -10,7 +10,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::GuestDescription;
 
-use crate::machine::Machine;
+use crate::monitor::machine::Machine;
 
 /// The error of a destination that [refuses](Destination::refuse_state) the device state.
 pub(crate) const REFUSED: &str = "this destination refuses every device state";

@@ -1,8 +1,8 @@
 //! What the guest reports about itself, before and after a move.
 
 use crate::Result;
-use crate::console::Console;
-use crate::machine::Machine;
+use crate::monitor::console::Console;
+use crate::monitor::machine::Machine;
 
 /// Intervals of the guest's reports in which it may not check a page, in a row: 5 s.
 const MOST_IDLE: u32 = 200;

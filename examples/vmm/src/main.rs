@@ -1,10 +1,11 @@
 //! A KVM monitor on rust-vmm's crates that moves its guest by the engine, as source and as
 //! destination.
 //!
-//! `docs/embedding.md` leads through it. [`machine`] is the monitor: virtual processors
-//! ([`vcpu`]), memory in a memfd ([`memory`]), a few devices ([`ports`]), and a kernel that is
-//! booted by PVH ([`boot`]). [`source`] and [`destination`] implement the engine's two traits, and
-//! [`state`] is the device state.
+//! `docs/embedding.md` leads through it. What an author of a monitor writes is in [`source`] and
+//! [`destination`], which implement the engine's two traits, and in [`engines`], which runs both
+//! sides. [`monitor`] is the monitor itself: virtual processors (`vcpu`), memory in a memfd
+//! (`memory`), a few devices (`ports`), a kernel that is booted by PVH (`boot`), and the device
+//! state (`state`).
 //!
 //! The guest is the nano guest of `guest/nano`, which writes and checks its memory. Each move has
 //! two machines in this process, whose engines talk over a unix socket; on two hosts the code is
@@ -21,39 +22,23 @@
 
 #![allow(clippy::print_stdout)] // The table is what the program is for.
 
-mod acpi_timer;
-mod boot;
-mod configuration;
-mod console;
 mod destination;
+mod engines;
 mod guest_check;
-mod machine;
-mod memory;
-mod ports;
-mod serial;
+mod monitor;
 mod source;
-mod state;
-mod vcpu;
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::thread;
 
 use clap::{Parser, ValueEnum};
-use error_reporter::Report;
-use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
-    SourceOptions, migrate, receive,
-};
-use hikkoshi_handover::Unrecorded;
-use hikkoshi_link::{Address, Listener};
+use hikkoshi_engine::{Account, Mode};
 
-use crate::console::Console;
 use crate::destination::{Destination, REFUSED};
+use crate::engines::run_engines;
 use crate::guest_check::GuestCheck;
-use crate::machine::Machine;
+use crate::monitor::console::Console;
+use crate::monitor::machine::Machine;
 use crate::source::{Source, Tracker};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -147,7 +132,7 @@ fn move_guest(args: &Args, mode: Mode, tracker: Tracker) -> Result<(Account, u64
         let mut source = Source::new(machine, tracker);
         let mut destination = Destination::new(empty()?);
         destination.refuse_state();
-        match connect(&mut source, &mut destination, mode) {
+        match run_engines(&mut source, &mut destination, mode) {
             Err(error) if error.to_string().contains(REFUSED) => {}
             Err(error) => return Err(error),
             Ok(_) => return Err("the destination has not refused the device state".into()),
@@ -157,55 +142,7 @@ fn move_guest(args: &Args, mode: Mode, tracker: Tracker) -> Result<(Account, u64
     }
     let mut source = Source::new(machine, tracker);
     let mut destination = Destination::new(empty()?);
-    let account = connect(&mut source, &mut destination, mode)?;
+    let account = run_engines(&mut source, &mut destination, mode)?;
     let pages = check.after_move(&destination.into_machine(), &console)?;
     Ok((account, pages))
-}
-
-/// Runs both engines.
-fn connect(source: &mut Source, destination: &mut Destination, mode: Mode) -> Result<Account> {
-    let directory = tempfile::tempdir()?;
-    let address = format!("unix:{}", directory.path().join("socket").display());
-    let listener = Listener::bind(&address.parse::<Address>()?)?;
-    let remote = listener.address().clone().into();
-    let cancel = CancelFlag::new();
-    let (migrated, received) = thread::scope(|scope| {
-        let receiving = scope.spawn(|| {
-            let control = ReceiveControl {
-                cancel: cancel.clone(),
-                observer: Arc::new(Silent),
-                journal: Arc::new(Unrecorded),
-            };
-            let options = DestinationOptions::default();
-            receive(destination, &listener, &options, &control)
-        });
-        let options = SourceOptions {
-            mode,
-            ..SourceOptions::default()
-        };
-        let control = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::new(Silent),
-            journal: Arc::new(Unrecorded),
-        };
-        let migrated = migrate(source, &remote, &options, &control);
-        if migrated.is_err() {
-            // It may not have connected.
-            cancel.cancel();
-        }
-        (migrated, receiving.join())
-    });
-    let received = received.map_err(|_| "the destination's thread panicked")?;
-    match (migrated, received) {
-        (Ok(account), Ok(_)) => Ok(account),
-        (Err(source), Ok(_)) => Err(Report::new(source).to_string().into()),
-        (Ok(_), Err(destination)) => Err(Report::new(destination).to_string().into()),
-        (Err(source), Err(destination)) => Err(format!(
-            "source: {}; destination: {}",
-            Report::new(source),
-            Report::new(destination)
-        )
-        .into()),
-    }
 }

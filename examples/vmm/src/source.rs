@@ -13,7 +13,10 @@ use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::GuestDescription;
 
 use crate::Result;
-use crate::machine::Machine;
+use crate::monitor::machine::Machine;
+
+/// What the engine's trait returns.
+type EngineResult<T> = std::result::Result<T, GuestError>;
 
 /// Which dirty log tells what the guest has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,7 +88,7 @@ impl SourceGuest for Source {
         self.machine.memory().ram()
     }
 
-    fn start_dirty_log(&mut self) -> std::result::Result<Arc<dyn DirtyLog>, GuestError> {
+    fn start_dirty_log(&mut self) -> EngineResult<Arc<dyn DirtyLog>> {
         let log = self.start_log().map_err(GuestError::new)?;
         self.log = Some(Arc::clone(&log));
         Ok(log)
@@ -96,31 +99,27 @@ impl SourceGuest for Source {
         false
     }
 
-    fn drain(&mut self, _: &CancelFlag) -> std::result::Result<(), GuestError> {
+    fn drain(&mut self, _: &CancelFlag) -> EngineResult<()> {
         Ok(())
     }
 
-    fn pause(&mut self) -> std::result::Result<Instant, GuestError> {
+    fn pause(&mut self) -> EngineResult<Instant> {
         let paused = Instant::now();
         self.machine.pause().map_err(GuestError::new)?;
         Ok(paused)
     }
 
-    fn save_device_state(
-        &mut self,
-        sink: &mut dyn Write,
-        _: &CancelFlag,
-    ) -> std::result::Result<(), GuestError> {
+    fn save_device_state(&mut self, sink: &mut dyn Write, _: &CancelFlag) -> EngineResult<()> {
         let saved = self.machine.save().map_err(GuestError::new)?;
         let bytes = postcard::to_allocvec(&saved).map_err(GuestError::new)?;
         sink.write_all(&bytes).map_err(GuestError::new)
     }
 
-    fn resume(&mut self) -> std::result::Result<(), GuestError> {
+    fn resume(&mut self) -> EngineResult<()> {
         self.machine.run().map_err(GuestError::new)
     }
 
-    fn release(&mut self) -> std::result::Result<(), GuestError> {
+    fn release(&mut self) -> EngineResult<()> {
         let Some(log) = self.log.take() else {
             return Ok(());
         };

@@ -4,10 +4,10 @@ use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::acpi_timer::{AcpiTimer, SavedAcpiTimer};
-use crate::configuration::Configuration;
-use crate::console::Console;
-use crate::serial::{SavedSerialPort, SerialPort};
+use crate::monitor::acpi_timer::{AcpiTimer, SavedAcpiTimer};
+use crate::monitor::configuration::Configuration;
+use crate::monitor::console::Console;
+use crate::monitor::serial::{SavedSerialPort, SerialPort};
 
 /// Eight registers of a byte.
 const SERIAL: u16 = 0x3f8;

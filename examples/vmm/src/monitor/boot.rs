@@ -13,7 +13,8 @@ use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use linux_loader::loader::{Cmdline, KernelLoader, load_cmdline};
 use vm_memory::{Address, GuestAddress, GuestMemoryMmap};
 
-use crate::{Result, memory};
+use crate::Result;
+use crate::monitor::memory;
 
 /// In the memory below the kernel.
 const START_INFO: GuestAddress = GuestAddress(0x6000);

@@ -11,7 +11,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::ports::SavedPorts;
+use crate::monitor::ports::SavedPorts;
 
 /// The machine.
 #[derive(Serialize, Deserialize)]
@@ -160,8 +160,8 @@ impl SavedInterruptController {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::Console;
-    use crate::machine::Machine;
+    use crate::monitor::console::Console;
+    use crate::monitor::machine::Machine;
 
     /// Words of the extended state: register XMM7, and which parts are in use (here: SSE).
     const XMM7: usize = 68;

@@ -11,7 +11,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::Result;
-use crate::ports::Ports;
+use crate::monitor::ports::Ports;
 
 /// What the processor's thread shares with the monitor.
 #[derive(Debug)]

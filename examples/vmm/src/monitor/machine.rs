@@ -9,12 +9,13 @@ use hikkoshi_wire::GuestDescription;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_clock_data};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-use crate::console::Console;
-use crate::memory::Memory;
-use crate::ports::Ports;
-use crate::state::{SavedInterruptController, SavedMachine, SavedVcpu};
-use crate::vcpu::{RunningVcpu, Shared, lock};
-use crate::{Result, boot};
+use crate::Result;
+use crate::monitor::boot;
+use crate::monitor::console::Console;
+use crate::monitor::memory::Memory;
+use crate::monitor::ports::Ports;
+use crate::monitor::state::{SavedInterruptController, SavedMachine, SavedVcpu};
+use crate::monitor::vcpu::{RunningVcpu, Shared, lock};
 
 /// Three pages that KVM needs on some processors.
 const TASK_STATE: usize = 0xfffb_d000;

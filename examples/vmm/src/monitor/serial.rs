@@ -7,7 +7,7 @@ use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Result;
-use crate::console::Console;
+use crate::monitor::console::Console;
 
 /// The port's interrupt.
 const INTERRUPT: u32 = 4;
