@@ -13,7 +13,6 @@ pub(crate) mod guard;
 pub(crate) mod invite;
 mod journal_link;
 mod kernel_support;
-mod late_cancel;
 pub(crate) mod migrate;
 pub(crate) mod monitor;
 mod no_journal;

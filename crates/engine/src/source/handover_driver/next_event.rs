@@ -10,6 +10,9 @@ use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::event_with_cause::{DOING, EventWithCause};
 use crate::source::handover_driver::{HandoverDriver, HandoverResult};
 
+const TOO_LATE: &str = "too late to cancel: the destination was asked to run the guest and has not \
+                        answered; waiting for its answer";
+
 impl HandoverDriver<'_> {
     /// Waits for the next event for the machine.
     pub(crate) fn next_event(
@@ -30,6 +33,9 @@ impl HandoverDriver<'_> {
             }
             if !handed_over && self.shared.cancel.is_cancelled() && !*cancel_reported {
                 *cancel_reported = true;
+                if self.machine.stage() == SourceStage::Committed && self.active.is_some() {
+                    self.shared.observer.notice(TOO_LATE);
+                }
                 return Ok(SourceEvent::Cancelled.into());
             }
             if let Err(error) = self.guest.check_handed_over() {

@@ -24,7 +24,6 @@ use crate::args::{Migrate, RequestedMode};
 use crate::commands::find_journal::may_exist;
 use crate::commands::guard::GuardProcess;
 use crate::commands::kernel_support::require_dirty_log;
-use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::resume_command::{before_search, set_command};
 use crate::commands::{give_up, journal_link, signals};
@@ -208,17 +207,13 @@ fn start(
     if let Some(note) = guest.vlan_note() {
         observer.notice(&note);
     }
-    let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
     let control = SourceControl::new();
     session.set_control(&control);
     let watch = MigrateControl {
         cancel,
         control,
-        observer: late_cancel.observer(),
-        journal: Arc::new(CommitJournal {
-            journal: Arc::clone(&journal),
-            late_cancel: Arc::clone(&late_cancel),
-        }),
+        observer,
+        journal: Arc::<SourceJournal>::clone(&journal),
     };
     let name = monitor::guest_name(&identity);
     let options = SourceOptions {
@@ -226,7 +221,6 @@ fn start(
         ..args.engine_options()
     };
     let result = migrate(&mut guest, remote, &options, &watch);
-    late_cancel.end();
     let address = &identity.monitor;
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
     if result.is_ok() && !quits {
