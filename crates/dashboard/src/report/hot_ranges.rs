@@ -22,8 +22,8 @@ pub(super) struct HotRange {
     pub(super) bytes: u64,
     /// The guest-physical address of its first byte, if that is mapped.
     pub(super) address: Option<u64>,
-    /// Pages per second on average; `None` in recordings of older engines.
-    pub(super) mean: Option<u64>,
+    /// Pages per second on average.
+    pub(super) mean: u64,
     /// Pages per second of the cell that was written most, at the worst time.
     pub(super) highest: u64,
 }
@@ -40,9 +40,8 @@ struct Cell<'a> {
 /// The hot ranges, the hottest first.
 pub(super) fn hot_ranges(recording: &Recording) -> Vec<HotRange> {
     let memory = &recording.migration.memory;
-    let (highest, mean) = match &recording.dirty_rates {
-        Some(DirtyRates { highest, mean, .. }) => (highest.clone(), Some(mean)),
-        None => (highest_of_maps(recording), None),
+    let Some(DirtyRates { highest, mean, .. }) = &recording.dirty_rates else {
+        return Vec::new();
     };
     let cells = usize::try_from(memory.cells()).map_or(MAX_CELLS, |cells| cells.min(MAX_CELLS));
     let hot = |rates: &[u64]| {
@@ -52,24 +51,24 @@ pub(super) fn hot_ranges(recording: &Recording) -> Vec<HotRange> {
             |rate: u128| rate > 0 && rate * cells as u128 >= all * HOT && rate * HOT_SHARE >= all;
         rates.map(is_hot).collect::<Vec<_>>()
     };
-    let (by_highest, by_mean) = (hot(&highest), mean.map(|mean| hot(mean)));
+    let (by_highest, by_mean) = (hot(highest), hot(mean));
     let is_hot = |cell: usize| {
         let in_list = |list: &Vec<bool>| list.get(cell).copied().unwrap_or(false);
-        in_list(&by_highest) || by_mean.as_ref().is_some_and(in_list)
+        in_list(&by_highest) || in_list(&by_mean)
     };
     let mut ranges: Vec<HotRange> = Vec::new();
     let mut before = None;
     for number in (0..cells).filter(|&cell| is_hot(cell)) {
         let cell = cell(memory, number as u64);
         let rate = |list: &[u64]| list.get(number).copied().unwrap_or(0);
-        let (peak, mean) = (rate(&highest), mean.map(|mean| rate(mean)));
+        let (peak, mean) = (rate(highest), rate(mean));
         let adjacent = before
             .replace(number)
             .is_some_and(|before| before + 1 == number);
         match ranges.last_mut() {
             Some(range) if adjacent && range.continues_in(&cell) => {
                 range.bytes = range.bytes.saturating_add(cell.bytes);
-                range.mean = range.mean.zip(mean).map(|(a, b)| a.saturating_add(b));
+                range.mean = range.mean.saturating_add(mean);
                 range.highest = range.highest.max(peak);
             }
             _ => ranges.push(HotRange {
@@ -124,23 +123,6 @@ fn cell(memory: &Memory, number: u64) -> Cell<'_> {
         bytes: pages.saturating_mul(memory.page_bytes),
         address: mapped,
     }
-}
-
-/// Recordings of older engines have the rates of some maps only.
-fn highest_of_maps(recording: &Recording) -> Vec<u64> {
-    let frames = recording.frames.iter().map(|frame| &frame.map);
-    let last = recording.state.as_ref().map(|state| &state.map);
-    let mut highest: Vec<u64> = Vec::new();
-    for map in frames.chain(last) {
-        let rates = map.dirty_per_second.iter().take(MAX_CELLS);
-        for (cell, rate) in rates.enumerate() {
-            match highest.get_mut(cell) {
-                Some(most) => *most = (*most).max(*rate),
-                None => highest.push(*rate),
-            }
-        }
-    }
-    highest
 }
 
 #[cfg(test)]
@@ -226,7 +208,7 @@ mod tests {
             offset: first * CELL,
             bytes: cells * CELL,
             address,
-            mean: Some(mean),
+            mean,
             highest,
         };
         let expected = [
@@ -256,7 +238,7 @@ mod tests {
             offset: 3 * CELL,
             bytes: 2 * CELL,
             address: Some(3 * CELL),
-            mean: Some(u64::MAX),
+            mean: u64::MAX,
             highest: u64::MAX,
         };
         assert_eq!(hot_ranges(&recording), [range.clone()]);

@@ -244,7 +244,7 @@ fn hottest(migration: &BothSides<'_>) -> Option<String> {
     for range in ranges {
         let end = range.offset.saturating_add(range.bytes);
         let block = range.block.as_deref().unwrap_or("memory");
-        let written = range.mean.map(|mean| rate(mean.saturating_mul(page_bytes)));
+        let written = rate(range.mean.saturating_mul(page_bytes));
         table.row(&[
             format!(
                 "{block} + {} to {}",
@@ -254,8 +254,8 @@ fn hottest(migration: &BothSides<'_>) -> Option<String> {
             range
                 .address
                 .map_or(NONE.to_owned(), |address| format!("{address:#x}")),
-            range.mean.map_or(NONE.to_owned(), count),
-            written.unwrap_or_else(|| NONE.to_owned()),
+            count(range.mean),
+            written,
             count(range.highest),
         ]);
     }

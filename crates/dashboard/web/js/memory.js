@@ -163,10 +163,8 @@ hikkoshi.memory = (() => {
 
   /** The part of the memory of which it is known how much the guest writes to it: at the source, in pre-copy. */
   const ratedPart = (layout, map) => {
-    const rated = map.rated_pages ?? null;
-    if (rated !== null) return Math.min(rated / Math.max(layout.memory.pages, 1), 1);
-    // An older engine does not say it. If all is zero, it may not have known.
-    return sum(map.dirty_per_second) + sum(map.dirty) > 0 ? 1 : 0;
+    const rated = map.rated_pages ?? 0;
+    return Math.min(rated / Math.max(layout.memory.pages, 1), 1);
   };
 
   /** All cells of a map: pages by state, rates, and which are hot. `rate` is null if it is not known. */
@@ -217,25 +215,24 @@ hikkoshi.memory = (() => {
   };
 
   /**
-   * Adjacent hot cells as ranges, the hottest first: `{name, address, mean, highest}`. `rates` are
-   * the lists of a recording; `mean` is null in those of older engines. Adjacent cells are one range
-   * only if their guest addresses are, too.
+   * Adjacent hot cells as ranges, the hottest first: `{name, address, mean, highest}`, of the lists
+   * of a recording. Adjacent cells are one range only if their guest addresses are, too.
    */
   const hotRanges = (layout, { highest, mean }) => {
     const byHighest = hotCells(highest, layout.cells);
-    const byMean = mean === null ? [] : hotCells(mean, layout.cells);
+    const byMean = hotCells(mean, layout.cells);
     const ranges = [];
     let last = null;
     for (let cell = 0; cell < layout.cells; cell += 1) {
       if (!byHighest[cell] && !byMean[cell]) continue;
       const place = layout.place(cell);
-      const rate = mean === null ? null : (mean[cell] ?? 0);
+      const rate = mean[cell] ?? 0;
       const next = last && last.cell + 1 === cell && last.block === place.block &&
         last.offset + last.bytes === place.offset &&
         (last.address === null ? null : last.address + last.bytes) === place.address;
       if (next) {
         last.bytes += place.bytes;
-        last.mean = rate === null ? null : last.mean + rate;
+        last.mean += rate;
         last.highest = Math.max(last.highest, highest[cell] ?? 0);
         last.cell = cell;
       } else {
@@ -249,18 +246,9 @@ hikkoshi.memory = (() => {
         ...range,
         name: `${range.block?.id ?? "memory"} + ${bytes(range.offset)} to ${bytes(range.offset + range.bytes)}`,
       }))
-      .sort((a, b) => (b.mean ?? 0) - (a.mean ?? 0) || b.highest - a.highest)
+      .sort((a, b) => b.mean - a.mean || b.highest - a.highest)
       .slice(0, MOST_RANGES);
   };
 
-  /** The highest rate of each cell, of the maps that a recording of an older engine has. */
-  const highestOfMaps = ({ frames, state }) => {
-    const highest = [];
-    for (const map of [...frames.map((frame) => frame.map), state.map]) {
-      map.dirty_per_second.forEach((rate, cell) => (highest[cell] = Math.max(highest[cell] ?? 0, rate)));
-    }
-    return highest;
-  };
-
-  return { STATES, Layout, cells, names, knows, sum, hotRanges, highestOfMaps };
+  return { STATES, Layout, cells, names, knows, sum, hotRanges };
 })();

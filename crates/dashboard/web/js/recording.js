@@ -60,11 +60,11 @@ hikkoshi.recording = (() => {
 
   /**
    * Adds the dirty rates of a state, which count for the time since the state before: if those of
-   * nearly all `pages` are known, as in the crate's `Map`. Older engines do not say it.
+   * nearly all `pages` are known, as in the crate's `Map`.
    */
   const addRates = (rates, state, before, pages) => {
     const lasted = Math.max(state.at_ms - before, 0);
-    const rated = state.map.rated_pages ?? pages;
+    const rated = state.map.rated_pages ?? 0;
     if (state.dirty_pages_per_second === null || rated * 10 < pages * 9 || lasted === 0) return;
     const present = state.map.dirty_per_second;
     const cells = Math.max(present.length, rates.mean.length);

@@ -4,7 +4,7 @@
 hikkoshi.views.repeats = (() => {
   const { el, setText, panel, Table } = hikkoshi.dom;
   const { format } = hikkoshi;
-  const { Layout, hotRanges, highestOfMaps } = hikkoshi.memory;
+  const { Layout, hotRanges } = hikkoshi.memory;
 
   /** The reasons, in the order of a migration. */
   const REASONS = [
@@ -48,7 +48,7 @@ hikkoshi.views.repeats = (() => {
       this.kinds.update(rows);
       const none = repeats
         ? "No page was sent twice."
-        : "What was sent twice is not known: another engine, or an older one, has sent pages.";
+        : "What was sent twice is not known: another engine has sent pages.";
       setText(this.none, rows.length === 0 ? none : "");
       this.showRanges(source);
     }
@@ -57,15 +57,15 @@ hikkoshi.views.repeats = (() => {
       const { data } = source;
       const { memory } = data.migration;
       if (this.layout?.memory !== memory) this.layout = new Layout(memory);
-      const rates = data.dirty_rates ?? { highest: highestOfMaps(data), mean: null };
-      const ranges = source.knows("map") ? hotRanges(this.layout, rates) : [];
-      const most = Math.max(1, ...ranges.map(({ mean }) => mean ?? 0));
+      const rates = data.dirty_rates;
+      const ranges = rates && source.knows("map") ? hotRanges(this.layout, rates) : [];
+      const most = Math.max(1, ...ranges.map(({ mean }) => mean));
       this.ranges.element.hidden = ranges.length === 0;
       this.ranges.update(ranges.map(({ name, address, mean, highest }) => [
         name,
         address === null ? format.NONE : `0x${address.toString(16)}`,
-        mean === null ? format.NONE : { text: format.count(mean), part: mean / most },
-        mean === null ? format.NONE : format.rate(mean * memory.page_bytes),
+        { text: format.count(mean), part: mean / most },
+        format.rate(mean * memory.page_bytes),
         format.count(highest),
       ]));
       const measured = (data.dirty_rates?.measured_ms ?? 0) > 0;

@@ -160,8 +160,7 @@ hikkoshi.views.summary = (() => {
     // The source has what was sent; without it, what has arrived is known.
     const sent = migration.source ? "Sent" : "Received";
     const { bytes } = migration.stateOf("source");
-    // A recording of an older version does not have those of the disks.
-    const total = bytes.precopy + bytes.urgent + bytes.background + bytes.device_state + (bytes.disks ?? 0);
+    const total = bytes.precopy + bytes.urgent + bytes.background + bytes.device_state + bytes.disks;
     const limit = moved.max_downtime_ms === null ? "" : ` (limit ${format.duration(moved.max_downtime_ms)})`;
     return [
       ["Time left", running ? timeLeft(migration) : null],
@@ -181,7 +180,6 @@ hikkoshi.views.summary = (() => {
   };
 
   const timeLeft = (migration) => {
-    // A recording of an older version does not say.
     const { converges } = migration.stateOf("source");
     if (converges === "no") return "pre-copy does not converge";
     const left = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
