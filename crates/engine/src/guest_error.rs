@@ -24,7 +24,7 @@ impl GuestError {
         }
     }
 
-    /// The same error, which also says why the machine's process has ended, if it has. Otherwise
+    /// This error, which also says why the machine's process has ended, if it has. Otherwise
     /// that it has ended is reported instead of errors that follow from it.
     #[must_use]
     pub fn explaining_end(self) -> Self {
@@ -34,7 +34,7 @@ impl GuestError {
         }
     }
 
-    /// The same error, of which the peer is sent only this text: the rest is about this host.
+    /// This error, of which the peer is sent only this text: the rest is about this host.
     #[must_use]
     pub fn with_text_for_peer(self, text: String) -> Self {
         Self {

@@ -43,7 +43,7 @@ pub fn receive(
 /// Waits at `listener` for a source and takes its guest into a machine of `host`.
 ///
 /// # Errors
-/// As [`receive`].
+/// The errors of [`receive`].
 pub fn receive_at(
     host: &mut dyn DestinationHost,
     listener: &Listener,
@@ -63,7 +63,7 @@ pub fn receive_at(
 /// connected.
 ///
 /// # Errors
-/// As [`receive`].
+/// The errors of [`receive`].
 pub fn resume_receive(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,

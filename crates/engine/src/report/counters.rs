@@ -34,7 +34,7 @@ pub struct Counters {
     pub requests_under_way: AtomicU64,
     /// Bytes of the disks' connections, from the source to the destination, without framing.
     pub disk_bytes: AtomicU64,
-    /// The same in the other direction: answers of the destination's machine.
+    /// Bytes of the disks' connections, from the destination to the source: answers of its machine.
     pub disk_answer_bytes: AtomicU64,
     /// See [`Drains::count`].
     drains: AtomicU64,

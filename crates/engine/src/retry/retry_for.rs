@@ -28,7 +28,7 @@ impl RetryFor {
         ready: Duration::from_secs(15),
     };
 
-    /// The same time in every mode.
+    /// This time in every mode.
     pub const fn always(time: Duration) -> Self {
         Self {
             precopy: time,

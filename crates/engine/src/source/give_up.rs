@@ -20,7 +20,7 @@ use crate::source::error::{MigrateError, SourceFailure};
 /// that it did there is lost.
 ///
 /// # Errors
-/// As [`migrate`](crate::migrate). With [`Outcome::Stopped`] the guest does not
+/// The errors of [`migrate`](crate::migrate). With [`Outcome::Stopped`] the guest does not
 /// run, and the call can be repeated.
 pub fn give_up_migrate(
     guest: &mut dyn SourceGuest,

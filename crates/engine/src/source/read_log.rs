@@ -27,7 +27,7 @@ pub(crate) fn take_log(
     read_log(layout, |part, found| log.take(part, found), dirty)
 }
 
-/// As [`take_log`], but leaves the pages dirty, which takes less time.
+/// Reads the log as [`take_log`] does, and leaves the pages dirty, which takes less time.
 pub(crate) fn peek_log(
     log: &dyn DirtyLog,
     layout: &RamLayout,

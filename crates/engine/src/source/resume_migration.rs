@@ -26,7 +26,7 @@ use crate::source::unsent::UnsentPages;
 /// guest is used.
 ///
 /// # Errors
-/// As [`migrate`](crate::migrate).
+/// The errors of [`migrate`](crate::migrate).
 pub fn resume_migrate(
     guest: &mut dyn SourceGuest,
     record: SourceRecord,

@@ -27,7 +27,7 @@ fn race(mode: Mode, source: &RamLayout, destination: &RamLayout) -> (u64, u64) {
     race_with(mode, source, destination, |_| {})
 }
 
-/// The same with other options.
+/// Moves a guest as [`race`] does, with other options.
 fn race_with(
     mode: Mode,
     source: &RamLayout,

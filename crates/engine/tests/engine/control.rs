@@ -71,7 +71,7 @@ fn pre_copy_is_ended_in_any_round() {
     }
 }
 
-/// The same where devices are drained between taking the log and copying, so that more was taken
+/// Pre-copy is ended where devices are drained between taking the log and copying: more was taken
 /// than was sent.
 #[test]
 fn pre_copy_with_drains_is_ended() {

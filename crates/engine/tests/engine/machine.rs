@@ -95,7 +95,7 @@ impl Machine {
         Self::with_device_pages(source, destination, 0)
     }
 
-    /// The same; processors leave this many pages at the end to devices.
+    /// A stopped machine; its processors leave this many pages at the end to devices.
     pub(crate) fn with_device_pages(
         source: &Arc<Memory>,
         destination: &Arc<Memory>,

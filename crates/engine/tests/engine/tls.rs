@@ -1,4 +1,4 @@
-//! The same migrations with TLS on every link, and links that are tampered with.
+//! Migrations with TLS on every link, and links that are tampered with.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};

@@ -215,7 +215,7 @@ impl Live {
         Self::name_of(&self.id)
     }
 
-    /// The same of the migration with this number.
+    /// The name of the migration with this number.
     pub fn name_of(id: &MigrationId) -> String {
         let hash = digest(&SHA256, &id.to_bytes());
         let name = hash.as_ref().iter().take(8);

@@ -120,7 +120,7 @@ pub enum ControlRefused {
 #[derive(Debug)]
 struct Shared {
     bandwidth: Bandwidth,
-    /// The same as `State::switch`, for the threads that send pages.
+    /// What `State::switch` says, for the threads that send pages.
     switch: AtomicBool,
     state: Mutex<State>,
 }
@@ -407,7 +407,7 @@ impl State {
         }
     }
 
-    /// The same, and it was not cancelled: by this control, or by a signal while that has an
+    /// The migration runs and was not cancelled: by this control, or by a signal while that has an
     /// effect.
     fn must_continue(&self) -> Result<(), ControlRefused> {
         self.must_run()?;

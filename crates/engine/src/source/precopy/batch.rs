@@ -64,7 +64,7 @@ impl Batch {
         Self::new(Work::Taken(chunks), last)
     }
 
-    /// The same batch, of pages that were taken from `log` while the guest runs.
+    /// This batch, of pages that were taken from `log` while the guest runs.
     pub(crate) fn of(mut self, log: &Arc<RangeLog>) -> Self {
         self.stale = log.counts_stale().then(|| Arc::clone(log));
         self
@@ -83,7 +83,7 @@ impl Batch {
         }
     }
 
-    /// The same batch, which ends early when `control` is asked for post-copy.
+    /// This batch, which ends early when `control` is asked for post-copy.
     pub(crate) fn until(mut self, control: &SourceControl) -> Self {
         self.control = Some(control.clone());
         self

@@ -91,7 +91,7 @@ impl DrainedRounds {
         done
     }
 
-    /// As [`Self::round`]. On an error `sending` is the batch that the workers still
+    /// The batches of [`Self::round`]. On an error `sending` is the batch that the workers still
     /// send.
     fn batches(
         &mut self,

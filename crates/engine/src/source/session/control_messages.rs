@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// As [`receive`](Self::receive), after *Commit*. A deferred link error comes
+    /// Receives a message after *Commit*. A deferred link error comes
     /// first.
     pub(crate) fn receive_after_commit(
         &mut self,

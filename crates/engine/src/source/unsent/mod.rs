@@ -122,10 +122,10 @@ impl UnsentPages {
         })
     }
 
-    /// As [`add_dirty`](Self::add_dirty), but leaves the pages dirty in the log: the guest is
-    /// paused. A page that is in the set needs no second look, because its content is read when it
-    /// is sent, after the switchover. `count_writes` says whether these are writes of the guest's
-    /// that were not counted before.
+    /// Adds what is dirty in the log, and leaves it dirty there: the guest is paused. A page that
+    /// is in the set needs no second look, because its content is read when it is sent, after the
+    /// switchover. `count_writes` says whether these are writes of the guest's that were not
+    /// counted before.
     pub(crate) fn add_dirty_of_paused(
         &self,
         log: &dyn DirtyLog,

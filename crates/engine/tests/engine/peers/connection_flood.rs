@@ -153,8 +153,8 @@ fn a_source_is_served_among_a_thousand_connections() {
     check_source_is_served(greeting, None);
 }
 
-/// The same with TLS, by unknown peers that start the handshake, let this side compute its part,
-/// and stop.
+/// A source is served among unknown peers that start the TLS handshake, let this side compute its
+/// part, and stop.
 #[test]
 fn a_source_is_served_among_a_thousand_tls_handshakes() {
     let (client, server) = invited();

@@ -167,8 +167,8 @@ fn a_replayed_session_during_a_migration() {
     assert_eq!(*replayed.lock().unwrap(), 3 * session.len());
 }
 
-/// The same to a destination that waits for a guest: it rejects the session, and accepts a guest
-/// afterwards.
+/// A session is replayed to a destination that waits for a guest: it rejects it, and accepts a
+/// guest afterwards.
 #[test]
 fn a_replayed_session_at_a_waiting_destination() {
     let _watchdog = watchdog();

@@ -185,7 +185,7 @@ impl Done {
         self.try_to_give_up_source(|_| ()).unwrap();
     }
 
-    /// The same with a guest that `prepare` has changed.
+    /// Abandons the migration at the source, with a guest that `prepare` has changed.
     pub(crate) fn try_to_give_up_source(
         &self,
         prepare: impl Fn(&Script),

@@ -170,7 +170,7 @@ impl Setup {
         self.run_until(ended)
     }
 
-    /// The same; `ended` is dropped once the source has ended.
+    /// Runs both sides until they end; `ended` is dropped once the source has ended.
     pub(crate) fn run_until(self, ended: mpsc::SyncSender<()>) -> Done {
         let _watchdog = watchdog();
         let Self {

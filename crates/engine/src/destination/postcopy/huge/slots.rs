@@ -85,7 +85,7 @@ impl SlotTable {
         Ok(slot)
     }
 
-    /// As [`enter`](Self::enter), if it has a slot.
+    /// Enters the huge page that begins at `start`, if it has a slot.
     pub(crate) fn enter_existing(&self, start: Page) -> Option<usize> {
         let mut entries = self.entries.lock().ok()?;
         let state = State::Partial(start);

@@ -185,7 +185,7 @@ impl Installer {
         Ok(last)
     }
 
-    /// As [`install`](Self::install), with zeros.
+    /// Installs zeros, as [`install`](Self::install) installs pages.
     pub(crate) fn install_zeros(
         &self,
         range: PageRange,

@@ -166,7 +166,7 @@ fn migrated(
     migrated_with(&options, cancel, script)
 }
 
-/// As [`migrated`].
+/// Migrates with these options, as [`migrated`] does.
 pub(super) fn migrated_with(
     options: &SourceOptions,
     cancel: &CancelFlag,
@@ -175,7 +175,7 @@ pub(super) fn migrated_with(
     migrated_from(options, cancel, |_| (), script)
 }
 
-/// As [`migrated_with`]; `prepare` gets the source's script.
+/// Migrates with these options; `prepare` gets the source's script.
 fn migrated_from(
     options: &SourceOptions,
     cancel: &CancelFlag,
@@ -239,7 +239,7 @@ fn migrated_from(
     (result, machine, calls)
 }
 
-/// As [`migrated`], for migrations that must leave the guest at the source.
+/// A migration that must leave the guest at the source.
 #[track_caller]
 fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>) + Send) {
     let (result, machine, _) = migrated(mode, &CancelFlag::new(), script);

@@ -126,7 +126,7 @@ fn receive_postcopy(
     receive_postcopy_after(begin, destination, options, prepare, script)
 }
 
-/// As [`receive_postcopy`]; `begin` does everything before the switch.
+/// Receives a guest by post-copy; `begin` does everything before the switch.
 fn receive_postcopy_after(
     begin: impl FnOnce(&Machine, &mut Source) + Send,
     destination: &RamLayout,

@@ -154,7 +154,7 @@ fn received(
     received_into(&machine(&small, destination), may_postcopy, script)
 }
 
-/// As [`received`], into the destination of `machine`.
+/// What the destination of `machine` receives.
 fn received_into(
     machine: &Arc<Machine>,
     may_postcopy: bool,
@@ -199,7 +199,7 @@ fn received_into(
     (outcome, Report::new(&cause).to_string(), guest)
 }
 
-/// As [`received`], for errors that must be found before the guest is loaded.
+/// A session with an error that must be found before the guest is loaded.
 #[track_caller]
 pub(super) fn refused(may_postcopy: bool, expected: &str, script: impl FnOnce(&mut Source) + Send) {
     let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);

@@ -80,7 +80,7 @@ struct Stream {
 /// How a request continues a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// The same request again: another processor waits for the page.
+    /// A request that was made before: another processor waits for the page.
     Again,
     /// It is inside the window, or right at its end.
     Next(Heading),
