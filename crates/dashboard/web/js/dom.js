@@ -18,7 +18,7 @@ hikkoshi.dom = (() => {
   const el = (name, attributes = {}, ...children) =>
     fill(document.createElement(name), attributes, children);
 
-  /** The same for SVG. */
+  /** An element of SVG with attributes (`text`: its text) and children. */
   const svg = (name, attributes = {}, ...children) =>
     fill(document.createElementNS(SVG, name), attributes, children);
 

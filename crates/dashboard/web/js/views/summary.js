@@ -83,9 +83,9 @@ hikkoshi.views.summary = (() => {
     /** A table with a column for each engine. */
     showEngines(newestFirst) {
       const enginesOfRecording = (recording) => enginesOf(recording).map((engine) => ({ recording, ...engine }));
-      const of = (side) =>
+      const enginesAt = (side) =>
         newestFirst.filter(({ data }) => data.migration.side === side).flatMap(enginesOfRecording);
-      const engines = [...of("source"), ...of("destination")];
+      const engines = [...enginesAt("source"), ...enginesAt("destination")];
       const columns = engines.map(({ recording }) => ifKnown(recording, "side", recording.data.migration.side));
       if (columns.join() !== this.engineColumns) {
         this.engineColumns = columns.join();
@@ -122,8 +122,8 @@ hikkoshi.views.summary = (() => {
   /** Since when there are no links, until when they are tried to be replaced, and what the guest waits for. */
   const outageText = ({ from_ms: from, until_ms: until, state, side }) => {
     const lasted = `No link for ${format.duration(Math.max(state.at_ms - from, 0))}`;
-    const left = (until ?? null) === null ? ", waiting without a limit" : `, tried for ${format.duration(Math.max(until - state.at_ms, 0))} more`;
-    return `${lasted}${left}. ${waits(state, side)}`;
+    const retries = (until ?? null) === null ? ", waiting without a limit" : `, tried for ${format.duration(Math.max(until - state.at_ms, 0))} more`;
+    return `${lasted}${retries}. ${waits(state, side)}`;
   };
 
   const waits = ({ guest_at: at, missing_pages: missing, waiting_pages: waiting }, side) => {
@@ -182,8 +182,8 @@ hikkoshi.views.summary = (() => {
   const timeLeft = (migration) => {
     const { converges } = migration.stateOf("source");
     if (converges === "no") return "pre-copy does not converge";
-    const left = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
-    const text = left ? format.timeLeft(left) : "not known";
+    const known = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
+    const text = known ? format.timeLeft(known) : "not known";
     return converges === "switches" ? `${text}; pre-copy does not converge, and switches to post-copy` : text;
   };
 
