@@ -46,6 +46,8 @@ pub struct DestinationRecord {
     /// Whether the guest has been resumed. From then on its owner may pause it,
     /// and no engine resumes it again.
     pub started: bool,
+    /// Whether somebody has given up the migration here.
+    pub given_up: bool,
     /// The number of background links that memory was reserved for.
     pub links: u16,
     /// What is reported of the migration at its end.

@@ -39,6 +39,7 @@ pub(crate) fn receive_guest(
         postcopy: false,
         running: true,
         started: false,
+        given_up: false,
         links: offer.links.background,
         history: History::begin(),
     };

@@ -58,6 +58,10 @@ fn check<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
 
 /// Whether the migration may still be resumed.
 fn is_unfinished<E: Entry>(entry: &E) -> Result<bool, FindProcessError> {
+    if entry.is_given_up() {
+        // Its own path, which was reported, is enough to answer its source.
+        return Ok(false);
+    }
     match entry.identity().process() {
         Ok(Some(_)) => Ok(true),
         // Its other side may wait for an answer, or for pages that are in a file.
@@ -82,8 +86,9 @@ fn replace(link: &Path, journal: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::SourceEntry;
-    use hikkoshi_handover::SourceStage;
+    use crate::journal::{DestinationEntry, SourceEntry};
+    use hikkoshi_handover::{DestinationStage, SourceStage};
+    use hikkoshi_qemu::QemuIdentity;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     #[derive(PartialEq)]
@@ -98,14 +103,20 @@ mod tests {
         let kept = include_bytes!("../../tests/journals/source-certified.json");
         let mut entry = SourceEntry::decode(kept).unwrap();
         entry.engine.stage = stage;
-        let identity = &mut entry.qemu.identity;
-        if qemu != Qemu::OfAnotherBoot {
+        of_qemu(&mut entry.qemu.identity, &qemu);
+        let file = JournalFile::lock(&folder.join(format!("source-{number}-1.json"))).unwrap();
+        file.write(&entry).unwrap();
+        file
+    }
+
+    fn of_qemu(identity: &mut QemuIdentity, qemu: &Qemu) {
+        if *qemu != Qemu::OfAnotherBoot {
             let stat = fs::read_to_string("/proc/self/stat").unwrap();
             let (_, fields) = stat.rsplit_once(')').unwrap();
             identity.pid = std::process::id();
             identity.start_time = fields.split_whitespace().nth(19).unwrap().parse().unwrap();
             // Another process had this number before.
-            identity.start_time -= u64::from(qemu == Qemu::Ended);
+            identity.start_time -= u64::from(*qemu == Qemu::Ended);
             let namespaces = &mut identity.namespaces;
             let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
             boot.trim().clone_into(&mut namespaces.boot_id);
@@ -113,9 +124,40 @@ mod tests {
             namespaces.pid_namespace = number("pid").unwrap();
             namespaces.time_namespace = number("time").ok();
         }
-        let file = JournalFile::lock(&folder.join(format!("source-{number}-1.json"))).unwrap();
-        file.write(&entry).unwrap();
-        file
+    }
+
+    /// Its journal answers the source, if that asks, and is in the way of nothing.
+    #[test]
+    fn the_journal_of_a_migration_that_was_given_up_gives_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        let lead = |file: &JournalFile| make::<DestinationEntry>(&link, file);
+        let kept = include_bytes!("../../tests/journals/destination-inviting.json");
+        let mut entry = DestinationEntry::decode(kept).unwrap();
+        let file = |number: u32| {
+            let name = format!("destination-{number}-1.json");
+            JournalFile::lock(&folder.path().join(name)).unwrap()
+        };
+        let (earlier, next) = (file(1), file(2));
+        for qemu in [Qemu::Ended, Qemu::Runs] {
+            of_qemu(&mut entry.qemu.identity, &qemu);
+            // An engine that declined waits for the source, which may keep the guest paused.
+            for (stage, given_up) in [
+                (DestinationStage::Declined, false),
+                (DestinationStage::Ready, true),
+            ] {
+                (entry.engine.stage, entry.engine.given_up) = (stage, given_up);
+                earlier.write(&entry).unwrap();
+                lead(&earlier).unwrap();
+                let error = lead(&next).unwrap_err().to_string();
+                assert!(error.contains("of another migration"), "{error}");
+            }
+            entry.engine.stage = DestinationStage::Declined;
+            earlier.write(&entry).unwrap();
+            lead(&next).unwrap();
+            assert_eq!(fs::read_link(&link).unwrap(), next.path());
+            assert!(earlier.path().exists());
+        }
     }
 
     #[test]

@@ -53,6 +53,9 @@ pub(crate) trait Entry: fmt::Debug + Send + Sized {
     /// Whether nothing is left to resume when its QEMU has ended: the guest ended with it, and the
     /// other side does not wait for an answer.
     fn ends_with_qemu(&self) -> bool;
+    /// Whether the migration was given up here, and the journal is left only as the answer to a
+    /// source that asks: the guest has never run here and never will.
+    fn is_given_up(&self) -> bool;
     /// What the engine keeps in it.
     fn engine_mut(&mut self) -> &mut Self::EngineRecord;
     /// The stored form.
@@ -78,6 +81,10 @@ impl Entry for SourceEntry {
 
     fn ends_with_qemu(&self) -> bool {
         self.engine.stage == SourceStage::Owned
+    }
+
+    fn is_given_up(&self) -> bool {
+        false
     }
 
     fn engine_mut(&mut self) -> &mut SourceRecord {
@@ -107,6 +114,10 @@ impl Entry for DestinationEntry {
             self.engine.stage,
             DestinationStage::Receiving | DestinationStage::Running
         )
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.engine.given_up && self.engine.stage == DestinationStage::Declined
     }
 
     fn engine_mut(&mut self) -> &mut DestinationRecord {

@@ -23,7 +23,7 @@ use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, 
 /// When the decision cannot be recorded, or the process cannot be ended. It can be tried again.
 pub fn give_up_receive(
     guest: &mut dyn DestinationGuest,
-    record: DestinationRecord,
+    mut record: DestinationRecord,
     watch: &ReceiveControl,
 ) -> Result<(), ReceiveError> {
     let outcome = match record.stage {
@@ -32,6 +32,7 @@ pub fn give_up_receive(
         DestinationStage::Receiving | DestinationStage::Declined => Outcome::Declined,
     };
     let fail = |cause| ReceiveError { cause, outcome };
+    record.given_up = true;
     let mut machine = RecordedDestination::new(record, Arc::clone(&watch.journal));
     let mut events = vec![DestinationEvent::GivenUp];
     if machine.stage() == DestinationStage::Ready {

@@ -29,6 +29,7 @@ pub(crate) struct DestinationEngineRecord {
     postcopy: bool,
     running: bool,
     started: bool,
+    given_up: bool,
     links: u16,
     history: HistoryRecord,
 }
@@ -181,6 +182,7 @@ impl From<&DestinationRecord> for DestinationEngineRecord {
             postcopy: record.postcopy,
             running: record.running,
             started: record.started,
+            given_up: record.given_up,
             links: record.links,
             history: (&record.history).into(),
         }
@@ -198,6 +200,7 @@ impl TryFrom<DestinationEngineRecord> for DestinationRecord {
             postcopy: record.postcopy,
             running: record.running,
             started: record.started,
+            given_up: record.given_up,
             links: record.links,
             history: record.history.into(),
         })
