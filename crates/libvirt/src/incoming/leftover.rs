@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_qemu::StreamPipe;
@@ -88,6 +87,7 @@ pub(super) fn end(
     folder: &Path,
     run_folder: &Path,
 ) -> Result<(), IncomingError> {
+    let mut is_left = false;
     for path in pipes(folder, &offer.uuid).map_err(|source| pipe_error(folder, source))? {
         let failed = |source| pipe_error(&path, source);
         // Another program is creating the domain: libvirt refuses a second one.
@@ -95,9 +95,9 @@ pub(super) fn end(
             continue;
         };
         let pipe = StreamPipe::of_file(&path, pipe).map_err(failed)?;
-        let qemu = process::find(run_folder, &offer.name, &offer.uuid).map(Arc::new);
-        if let Ok(process) = qemu
-            && pipe.reader_for(&process).unwrap_or_default().is_some()
+        is_left = true;
+        if let Ok(process) = process::find(run_folder, &offer.name, &offer.uuid)
+            && pipe.is_stream_of(&process).unwrap_or_default()
         {
             tracing::warn!(
                 name = offer.name,
@@ -105,7 +105,6 @@ pub(super) fn end(
             );
             process.kill().map_err(failed)?;
         }
-        end_helpers(&pipe);
         drop(pipe);
     }
     let connection = Connection::open(uri)?;
@@ -123,8 +122,10 @@ pub(super) fn end(
     };
     let deadline = Instant::now() + END_TIMEOUT;
     while is_active(&connection, offer).map_err(asked)? {
-        let left = process::find(run_folder, &offer.name, &offer.uuid);
-        if left.is_ok_and(|process| process.is_alive()) || Instant::now() > deadline {
+        let qemu = process::find(run_folder, &offer.name, &offer.uuid);
+        // A QEMU whose stream has ended with a killed program ends, too.
+        let stays = !is_left && qemu.is_ok_and(|process| process.is_alive());
+        if stays || Instant::now() > deadline {
             return Err(refused(format!("it is active at {uri} already")));
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -169,16 +170,6 @@ fn open_unused(path: &Path) -> io::Result<Option<File>> {
     Ok(opened.try_lock().is_ok().then_some(opened))
 }
 
-/// Ends the helpers of libvirt that read the pipe. They hold it open themselves, and libvirt waits
-/// for their end before it forgets the domain.
-fn end_helpers(pipe: &StreamPipe) {
-    for helper in pipe.helpers() {
-        if let Err(error) = helper.kill() {
-            tracing::warn!(%error, pid = helper.pid(), "ending what reads the pipe of a domain");
-        }
-    }
-}
-
 /// Removes those of the domain's pipes that no program uses: its guest does not run here.
 pub(super) fn remove_unused_pipes(folder: &Path, uuid: &str) {
     let Ok(Some(_lock)) = lock(folder, uuid) else {
@@ -188,7 +179,7 @@ pub(super) fn remove_unused_pipes(folder: &Path, uuid: &str) {
         let removed = match open_unused(&path) {
             Ok(None) => Ok(()),
             // Dropping it removes it.
-            Ok(Some(file)) => StreamPipe::of_file(&path, file).map(|pipe| end_helpers(&pipe)),
+            Ok(Some(file)) => StreamPipe::of_file(&path, file).map(drop),
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
@@ -222,6 +213,7 @@ fn pipes(folder: &Path, uuid: &str) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn one_program_at_a_time_creates_a_domain() {
@@ -234,5 +226,32 @@ mod tests {
         assert!(lock("a").is_some());
         let left = std::fs::read_dir(folder.path()).unwrap().count();
         assert_eq!(left, 0);
+    }
+
+    /// Also while the file is removed and made again.
+    #[test]
+    fn two_programs_at_once_never_both_create_a_domain() {
+        let folder = tempfile::tempdir().unwrap();
+        let holders = AtomicU32::new(0);
+        let create = || {
+            let mut created = 0;
+            while created < 300 {
+                let Some(held) = lock(folder.path(), "a").unwrap() else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                std::thread::yield_now();
+                holders.fetch_sub(1, Ordering::SeqCst);
+                drop(held);
+                created += 1;
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(create);
+            }
+        });
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -55,10 +55,9 @@ pub(super) fn start(
     let head = image::head(&descriptions.offered, running);
     // Dropping the pipe ends the stream, and with it the domain.
     match starting.machine(&path, &head, &run_folder, &offer.uuid) {
-        Ok((process, pipe, reader)) => Ok(PipedMachine {
+        Ok((process, pipe)) => Ok(PipedMachine {
             process,
             pipe,
-            reader,
             owner: Box::new(starting.owner),
         }),
         Err(error) => {
@@ -77,8 +76,8 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// Writes what is for libvirt, and waits for QEMU's process, and what reads the pipe for it:
-    /// another process, of an earlier domain that is being ended, must not be touched.
+    /// Writes what is for libvirt, and waits for QEMU's process, and until it has the pipe: another
+    /// process, of an earlier domain that is being ended, must not be touched.
     ///
     /// libvirt opens the pipe once (9.0), or first for itself and then again for QEMU (from 11.3
     /// on), and reads its part from the beginning each time. So each time it gets another pipe. It
@@ -89,7 +88,7 @@ impl Starting<'_> {
         head: &[u8],
         run_folder: &Path,
         uuid: &str,
-    ) -> Result<(Arc<Process>, StreamPipe, Arc<Process>), IncomingError> {
+    ) -> Result<(Arc<Process>, StreamPipe), IncomingError> {
         let failed = |source| pipe_error(path, source);
         let aside = leftover::aside(path);
         let mut current: Option<StreamPipe> = None;
@@ -98,26 +97,22 @@ impl Starting<'_> {
                 // Its file is in the way.
                 drop(current.take());
                 next.replace(&aside).map_err(failed)?;
-                let written = next.write(head, &mut || self.check().map_err(Stopped::Other));
-                written.map_err(|stopped| match stopped {
-                    Stopped::Pipe(source) => failed(source),
-                    Stopped::Other(error) => error,
-                })?;
-                current = Some(next);
+                match next.write(head, &mut || self.check().map_err(Stopped::Other)) {
+                    Ok(()) => current = Some(next),
+                    // libvirt has closed it: it says why, or opens the next one.
+                    Err(Stopped::Pipe(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                    Err(Stopped::Pipe(error)) => return Err(failed(error)),
+                    Err(Stopped::Other(error)) => return Err(error),
+                }
             }
-            if let Some(pipe) = &mut current
-                && let Ok(process) = process::find(run_folder, self.name, uuid).map(Arc::new)
-                && let Some(reader) = pipe.reader_for(&process).unwrap_or_default()
+            if let Ok(process) = process::find(run_folder, self.name, uuid).map(Arc::new)
+                && let Some(mut pipe) =
+                    current.take_if(|pipe| pipe.reaches(&process).unwrap_or_default())
             {
                 pipe.put_back(path).map_err(failed)?;
-                return match current {
-                    Some(pipe) => Ok((process, pipe, reader)),
-                    None => continue,
-                };
+                return Ok((process, pipe));
             }
-            if current.as_ref().is_some_and(StreamPipe::is_abandoned) {
-                current = None;
-            }
+            drop(current.take_if(|pipe| pipe.is_abandoned()));
             self.check()?;
             std::thread::sleep(POLL_INTERVAL);
         }

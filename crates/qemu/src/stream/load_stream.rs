@@ -48,10 +48,6 @@ const END_OF_RAM: u64 = 0x10;
 /// type says otherwise: then it closes the stream before).
 const TAIL: [u8; 8] = [END, DESCRIPTION, 0, 0, 0, 2, b'{', b'}'];
 
-/// The length of a description that is not sent: more than a pipe with everything that may still be
-/// in it. QEMU reads it in pieces of 4 KiB.
-const DESCRIPTION_BYTES: u32 = 4 << 20;
-
 /// The longest name of a machine type that is accepted; QEMU has no limit.
 const MAX_MACHINE: usize = 255;
 
@@ -168,16 +164,6 @@ fn write_ram(stream: &mut Vec<u8>, blocks: &[StreamBlock]) -> Result<(), StreamE
 /// The part of the stream after the devices' sections.
 pub fn tail() -> [u8; 8] {
     TAIL
-}
-
-/// An end that is complete when the stream is closed: the end mark, and a description that is
-/// longer than what follows. QEMU reads it up to its length or the stream's end, and then
-/// completes what it has loaded. (With a machine type without a description it completes at once.)
-///
-/// A second one of these is a part of the first one's description.
-pub(crate) fn tail_until_closed() -> [u8; 6] {
-    let [a, b, c, d] = DESCRIPTION_BYTES.to_be_bytes();
-    [END, DESCRIPTION, a, b, c, d]
 }
 
 /// The complete stream.

@@ -30,7 +30,7 @@ use serde_json::json;
 
 pub use self::format::StreamError;
 pub use self::load_stream::{StreamBlock, head, tail, whole};
-pub(crate) use self::load_stream::{beginning, filler, first_pages, sections, tail_until_closed};
+pub(crate) use self::load_stream::{beginning, filler, first_pages, sections};
 pub(crate) use self::load_writer::DeviceStateWriter;
 pub(crate) use self::save_file::SaveFile;
 pub(crate) use self::save_file::remove_all as remove_save_files;

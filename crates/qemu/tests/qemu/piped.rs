@@ -2,7 +2,8 @@
 //! libvirt's domains, without libvirt.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -125,9 +126,12 @@ fn source(program: &Program) -> Qemu {
 struct Destination {
     qemu: Qemu,
     path: PathBuf,
-    /// What a helper will read, and where it will write it.
-    helper_files: Mutex<Option<(File, OwnedFd)>>,
-    helper: Mutex<Option<Child>>,
+    /// What QEMU will read, or, with a helper, what that reads.
+    named: Mutex<Option<File>>,
+    /// Whether there is a helper, as of libvirt 12.9.
+    helped: bool,
+    /// The pipe that QEMU reads: device and inode.
+    stream: Mutex<Option<(u64, u64)>>,
     _folder: tempfile::TempDir,
 }
 
@@ -145,35 +149,58 @@ impl Destination {
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         // Without waiting for a writer.
         let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
-        let reader = File::options()
+        let named = File::options()
             .read(true)
             .custom_flags(nonblocking)
             .open(&path)
             .unwrap();
-        let (input, helper_files) = if helped {
-            let flags = PipeFlags::CLOEXEC;
-            let (input, output) = rustix::pipe::pipe_with(flags).unwrap();
-            // A helper waits when it reads.
-            rustix::fs::fcntl_setfl(&reader, OFlags::empty()).unwrap();
-            (input, Some((reader, output)))
-        } else {
-            (reader.into(), None)
-        };
-        let mut client = qemu.client();
-        let name = json!({ "fdname": "pipe" });
-        client
-            .execute_with_fd("getfd", name, input.as_fd())
-            .unwrap();
-        client
-            .execute("migrate-incoming", json!({ "uri": "fd:pipe" }))
-            .unwrap();
         Self {
             qemu,
             path,
-            helper_files: Mutex::new(helper_files),
-            helper: Mutex::new(None),
+            named: Mutex::new(Some(named)),
+            helped,
+            stream: Mutex::new(None),
             _folder: folder,
         }
+    }
+
+    /// Lets QEMU read its stream from there.
+    fn incoming(&self, from: &File) {
+        let metadata = from.metadata().unwrap();
+        *self.stream.lock().unwrap() = Some((metadata.dev(), metadata.ino()));
+        let mut client = self.qemu.client();
+        let name = json!({ "fdname": "pipe" });
+        client.execute_with_fd("getfd", name, from.as_fd()).unwrap();
+        client
+            .execute("migrate-incoming", json!({ "uri": "fd:pipe" }))
+            .unwrap();
+    }
+
+    /// Starts a helper that reads the pipe, takes from it what comes before QEMU's stream, and lets
+    /// QEMU read the rest.
+    fn help(&self, pipe: &mut StreamPipe, named: File) -> Child {
+        // A helper waits when it reads.
+        rustix::fs::fcntl_setfl(&named, OFlags::empty()).unwrap();
+        let (input, output) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+        // As libvirt's.
+        let block = 1 << 20;
+        rustix::pipe::fcntl_setpipe_size(&input, block).unwrap();
+        let helper = Command::new("dd")
+            .args(["bs=1M", "iflag=fullblock", "status=none"])
+            .stdin(named)
+            .stdout(output)
+            .spawn()
+            .unwrap();
+        let mut never = || Ok::<(), std::io::Error>(());
+        pipe.write(&vec![7; block], &mut never).unwrap();
+        let mut input = File::from(input);
+        let mut head = vec![0; block];
+        input.read_exact(&mut head).unwrap();
+        assert!(head.iter().all(|byte| *byte == 7));
+        let qemu = Process::open(self.qemu.pid()).unwrap();
+        assert!(!pipe.reaches(&qemu).unwrap());
+        self.incoming(&input);
+        helper
     }
 
     fn owner(&self, refuses: bool) -> Box<dyn MachineOwner> {
@@ -192,29 +219,22 @@ impl Destination {
     /// Attaches with this owner.
     fn attach_with(&self, source: &QemuSource, owner: Box<dyn MachineOwner>) -> QemuDestination {
         let process = Arc::new(Process::open(self.qemu.pid()).unwrap());
-        let pipe = StreamPipe::open(&self.path).unwrap().unwrap();
-        if let Some((input, output)) = self.helper_files.lock().unwrap().take() {
-            assert!(pipe.reader_for(&process).unwrap().is_none());
-            // Now that the pipe is open for writing.
-            let helper = Command::new("dd")
-                .args(["bs=1M", "iflag=fullblock", "status=none"])
-                .stdin(input)
-                .stdout(output)
-                .spawn();
-            *self.helper.lock().unwrap() = Some(helper.unwrap());
+        let mut pipe = StreamPipe::open(&self.path).unwrap().unwrap();
+        let named = self.named.lock().unwrap().take().unwrap();
+        let helper = if self.helped {
+            Some(self.help(&mut pipe, named))
+        } else {
+            self.incoming(&named);
+            None
+        };
+        eventually("the pipe to be QEMU's", || pipe.reaches(&process).unwrap());
+        if let Some(mut helper) = helper {
+            // It has passed on everything, and is not needed any more.
+            assert!(helper.wait().unwrap().success());
         }
-        let mut reader = None;
-        eventually("the pipe to be read", || {
-            reader = pipe.reader_for(&process).unwrap();
-            reader.is_some()
-        });
-        let reader = reader.unwrap();
-        let helper = self.helper.lock().unwrap().as_ref().map(Child::id);
-        assert_eq!(reader.pid(), helper.unwrap_or(process.pid()));
         let machine = PipedMachine {
             process,
             pipe,
-            reader,
             owner,
         };
         let guest = PipedGuest {
@@ -227,20 +247,14 @@ impl Destination {
         QemuDestination::attach_piped(machine, guest, monitor, Overcommit::Refuse, &cancel).unwrap()
     }
 
-    /// The reader's descriptors of the pipe.
+    /// QEMU's descriptors of its stream.
     fn descriptors(&self) -> usize {
-        let helper = self.helper.lock().unwrap().as_ref().map(Child::id);
-        let folder = format!("/proc/{}/fd", helper.unwrap_or(self.qemu.pid()));
-        // A helper that has ended has none.
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let links = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-        links.filter(|link| *link == self.path).count()
-    }
-
-    /// Waits for the helper's end, and returns whether it has passed on everything.
-    fn helper_has_succeeded(&self) -> bool {
-        let mut helper = self.helper.lock().unwrap();
-        helper.as_mut().unwrap().wait().unwrap().success()
+        let stream = self.stream.lock().unwrap();
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.qemu.pid()));
+        let files = entries.unwrap().flatten();
+        let files = files.filter_map(|entry| std::fs::metadata(entry.path()).ok());
+        let is_it = |file: &std::fs::Metadata| Some((file.dev(), file.ino())) == *stream;
+        files.filter(is_it).count()
     }
 }
 
@@ -290,7 +304,6 @@ fn a_guest_moves_through_a_pipe_that_a_helper_reads() {
     with_each(|program| {
         let to = Destination::start_with(program, true);
         move_through(program, &to);
-        assert!(to.helper_has_succeeded());
     });
 }
 
@@ -313,7 +326,7 @@ fn move_through(program: &Program, to: &Destination) {
     let state = transfer(&mut source, &destination);
     destination.load_device_state(state).unwrap();
     assert_eq!(to.qemu.state(), "inmigrate", "not completed before the end");
-    assert_eq!(to.descriptors(), 2, "its reader holds the pipe itself");
+    assert_eq!(to.descriptors(), 2, "it holds the pipe itself");
     destination.resume(true, &CancelFlag::new()).unwrap();
     assert_eq!(to.qemu.state(), "running");
     assert_eq!((to.descriptors(), to.path.exists()), (0, false));
@@ -333,7 +346,6 @@ fn another_program_ends_the_stream_that_a_helper_reads() {
     with_each(|program| {
         let to = Destination::start_with(program, true);
         end_by_another(program, &to);
-        assert!(to.helper_has_succeeded());
     });
 }
 
@@ -353,15 +365,6 @@ fn end_by_another(program: &Program, to: &Destination) {
     assert!(!destination.never_ran());
     drop(destination);
     assert_eq!(to.descriptors(), 2);
-    if to.helper.lock().unwrap().is_some() {
-        // It may have been killed between the end, which a helper still has, and the close.
-        let mut pipe = StreamPipe::open(&to.path).unwrap().unwrap();
-        let mut never = || Ok::<(), std::io::Error>(());
-        let tail = [0, 6, 0, 0x40, 0, 0];
-        pipe.write(&tail, &mut never).unwrap();
-        pipe.keep();
-        drop(pipe);
-    }
     let monitor = Arc::new(MonitorSocket::new(to.qemu.qmp()));
     let owner = |path: &Path| {
         assert_eq!(path, to.path);
@@ -444,11 +447,10 @@ fn a_helper_whose_output_is_closed_is_noticed() {
         opened = StreamPipe::open(&path).unwrap();
         opened.is_some()
     });
-    let pipe = opened.unwrap();
-    eventually("the helper", || pipe.helpers().len() == 1);
+    let mut pipe = opened.unwrap();
     assert!(!pipe.is_abandoned());
     drop(helper.stdout.take());
-    assert!(pipe.is_abandoned());
+    eventually("it to be noticed", || pipe.is_abandoned());
     drop(pipe);
     assert!(helper.wait().unwrap().success());
 }
@@ -488,13 +490,9 @@ fn a_bad_device_state_is_an_error() {
     with_each(|program| drop(refuse(program, Destination::start(program))));
 }
 
-/// Its owner waits for the helper's end, although QEMU has ended.
 #[test]
-fn a_helper_ends_with_a_qemu_that_refuses_the_device_state() {
-    with_each(|program| {
-        let to = refuse(program, Destination::start_with(program, true));
-        assert!(!to.helper_has_succeeded());
-    });
+fn a_bad_device_state_behind_a_helper_is_an_error() {
+    with_each(|program| drop(refuse(program, Destination::start_with(program, true))));
 }
 
 fn refuse(program: &Program, mut to: Destination) -> Destination {

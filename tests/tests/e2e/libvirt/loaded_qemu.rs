@@ -1,9 +1,10 @@
 //! The QEMU of a domain that is received, when it has loaded its guest's devices.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,8 +20,6 @@ const END_BYTES: u64 = 8;
 /// A QEMU that is stopped: it neither reads its stream's end nor executes commands.
 pub(super) struct LoadedQemu {
     pid: u32,
-    /// What reads the stream: QEMU, or libvirt's helper.
-    reader: u32,
     /// The stream, with nothing but the end in it.
     stream: File,
 }
@@ -28,41 +27,27 @@ pub(super) struct LoadedQemu {
 impl LoadedQemu {
     /// Stops the only QEMU of the host, which has read its stream up to the end.
     pub(super) fn stop(host: &LibvirtHost) -> Self {
-        let only = |program: &str| {
-            let is_it = |pid: &u32| {
-                let executed = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-                executed.to_string_lossy().contains(program)
-            };
-            let all: Vec<_> = host.processes().into_iter().filter(is_it).collect();
-            assert!(all.len() < 2, "{all:?}");
-            all.first().copied()
+        let is_qemu = |pid: &u32| {
+            let executed = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            executed.to_string_lossy().contains("qemu-system")
         };
-        let pid = only("qemu-system").unwrap();
+        let all: Vec<_> = host.processes().into_iter().filter(is_qemu).collect();
+        assert_eq!(all.len(), 1, "{all:?}");
+        let pid = all[0];
         signal(pid, "STOP");
-        let reader = only("libvirt_iohelper").unwrap_or(pid);
-        let stream = streams(reader).remove(0);
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let mut options = File::options();
         let options = options.read(true).custom_flags(nonblocking);
-        let stream = options.open(stream).unwrap();
+        let stream = options.open(stream(pid)).unwrap();
         assert_eq!(ioctl_fionread(&stream).unwrap(), 0, "it is loaded");
-        Self {
-            pid,
-            reader,
-            stream,
-        }
+        Self { pid, stream }
     }
 
     /// Waits until the end of the stream was written: from now on QEMU can run the guest.
     pub(super) fn wait_ended(&self) {
         eventually("the end of the stream", || {
             let bytes = ioctl_fionread(&self.stream).unwrap();
-            let is_written = match self.reader == self.pid {
-                true => bytes == END_BYTES,
-                // It does not hold the stream open any more.
-                false => streams(self.reader).len() < 2,
-            };
-            match is_written {
+            match bytes == END_BYTES {
                 true => Ok(()),
                 false => Err(format!("{bytes} bytes in the stream")),
             }
@@ -110,19 +95,20 @@ impl QueuedMonitor {
     }
 }
 
-/// The descriptors of a process for the stream. None if it has ended.
-fn streams(pid: u32) -> Vec<PathBuf> {
-    let open = std::fs::read_dir(format!("/proc/{pid}/fd"));
-    let open = open
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
-    let is_stream = |path: &PathBuf| {
-        let file = std::fs::read_link(path).unwrap_or_default();
-        file.to_string_lossy().ends_with(".stream")
-    };
-    open.filter(is_stream).collect()
+/// The stream of a QEMU that has loaded its guest: the pipe that it holds open itself, for reading
+/// and for writing.
+fn stream(pid: u32) -> PathBuf {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut pipes = HashMap::<_, Vec<PathBuf>>::new();
+    for path in open.map(|entry| entry.unwrap().path()) {
+        if let Ok(file) = std::fs::metadata(&path)
+            && file.file_type().is_fifo()
+        {
+            pipes.entry(file.ino()).or_default().push(path);
+        }
+    }
+    let mut held = pipes.into_values().filter(|paths| paths.len() > 1);
+    held.next().unwrap().remove(0)
 }
 
 fn signal(pid: u32, name: &str) {

@@ -80,11 +80,10 @@ fn attach(
     check_kernel()?;
     let addresses = machine.begin(guest.description, cancel).map_err(Box::new)?;
     // From here on the process is certainly QEMU, and not a script that executes it.
-    let reader = &machine.reader;
-    let given = machine.pipe.give_to(reader);
+    let given = machine.pipe.give_to(&process);
     given.map_err(|source| Box::new(PipedError::Pipe { source }))?;
     // A security module may forbid it: not when the guest is paused.
-    hold::check(reader, &machine.pipe).map_err(Box::new)?;
+    hold::check(&process, &machine.pipe).map_err(Box::new)?;
     let lock = exclusive_access::acquire(&process)?;
     let areas = process::areas(&process)?;
     let mut description = guest.description.clone();

@@ -120,11 +120,11 @@ pub enum PipedError {
     /// QEMU could not open the pipe for writing.
     #[error(transparent)]
     Hold(#[from] ReopenError),
-    /// What reads the pipe could not close it.
-    #[error("closing the pipe in the process that reads it")]
+    /// QEMU could not close it.
+    #[error("closing the pipe of the incoming stream in QEMU")]
     NotClosed(#[source] InjectError),
     /// It was closed there, and is open nevertheless.
-    #[error("process {pid}, which reads the pipe for QEMU, has it open for writing still")]
+    #[error("QEMU's process {pid} has the pipe of its incoming stream open for writing still")]
     StillOpen {
         /// Its number.
         pid: u32,

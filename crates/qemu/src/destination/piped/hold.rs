@@ -1,8 +1,9 @@
-//! A descriptor of the pipe for writing, in the process that reads it.
+//! A descriptor of the pipe for writing, in the QEMU that reads it.
 //!
-//! A pipe that no process has open for writing has ended, and QEMU fails. So the reader holds it
-//! open itself: when this program is killed, the reader waits for another one.
+//! A pipe that no process has open for writing has ended, and QEMU fails. So QEMU holds it open
+//! itself: when this program is killed, QEMU waits for another one, which finds the pipe by that.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use hikkoshi_linux::{Process, close_in, reopen_for_writing};
 use rustix::fs::OFlags;
 
 use super::error::PipedError;
+use super::helper::{descriptors, pipe as pipe_of};
 use super::pipe::StreamPipe;
-use super::reader::descriptors;
 
 /// Lets the process open the pipe for writing.
 pub(super) fn open(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), PipedError> {
@@ -40,8 +41,8 @@ pub(super) fn check(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), Pip
     })
 }
 
-/// Lets the process close its descriptors of the pipe for writing. The one for reading is the
-/// reader's own, which closes it: twice would close another file.
+/// Lets the process close its descriptors of the pipe for writing. The one for reading it closes
+/// itself: twice would close another file.
 pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), PipedError> {
     for number in for_writing(process, pipe)? {
         close_in(process, number).map_err(PipedError::NotClosed)?;
@@ -52,26 +53,53 @@ pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), Pip
     }
 }
 
+/// A descriptor of the pipe that the process reads and holds open itself, as no program does of its
+/// own accord.
+pub(super) fn held(process: &Process) -> io::Result<Option<i32>> {
+    let mut pipes = BTreeMap::<_, Vec<i32>>::new();
+    for number in process.descriptors()? {
+        if let Some(identity) = pipe_of(process.pid(), number) {
+            pipes.entry(identity).or_default().push(number);
+        }
+    }
+    let mut held = Vec::new();
+    for numbers in pipes.into_values() {
+        let access = numbers
+            .into_iter()
+            .map(|number| Ok((access(process, number)?, number)))
+            .collect::<io::Result<Vec<_>>>()?;
+        let of = |wanted| access.iter().find(|(access, _)| *access == Some(wanted));
+        if let (Some(_), Some((_, number))) = (of(OFlags::RDONLY), of(OFlags::WRONLY)) {
+            held.push(*number);
+        }
+    }
+    Ok(match held[..] {
+        [number] => Some(number),
+        _ => None,
+    })
+}
+
 /// The descriptors of the pipe for writing.
 fn for_writing(process: &Process, pipe: &StreamPipe) -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for number in descriptors(process, pipe.identity)? {
-        if is_for_writing(process, number)? {
+        if access(process, number)? == Some(OFlags::WRONLY) {
             found.push(number);
         }
     }
     Ok(found)
 }
 
-/// By the flags in its `fdinfo` (proc(5)), which are octal.
-fn is_for_writing(process: &Process, number: i32) -> io::Result<bool> {
+/// How a descriptor is open, by the flags in its `fdinfo` (proc(5)), which are octal. `None`: it was
+/// closed.
+fn access(process: &Process, number: i32) -> io::Result<Option<OFlags>> {
     let info = match process.describe_descriptor(number) {
         Ok((_, info)) => info,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-    let flags = flags.ok_or(io::ErrorKind::InvalidData)?;
-    Ok(flags & OFlags::ACCMODE.bits() == OFlags::WRONLY.bits())
+    let flags = OFlags::from_bits_retain(flags.ok_or(io::ErrorKind::InvalidData)?);
+    Ok(Some(flags & OFlags::ACCMODE))
 }

@@ -1,29 +1,29 @@
 //! A machine whose owner, another program, gives QEMU a named pipe as its incoming stream: libvirt,
 //! which restores a domain from a file. hikkoshi writes the stream.
 //!
-//! The owner keeps the monitor for itself until the stream has ended. QEMU may read the pipe
-//! itself, or get what a helper of its owner reads (`reader.rs`). So:
+//! The owner keeps the monitor for itself until the stream has ended. QEMU reads the named pipe
+//! itself, or a pipe of a helper that has read the beginning (`helper.rs`). So:
 //!
 //! * The *beginning* of the stream is written at once. QEMU waits for the rest.
 //! * The RAM blocks are found by *marks*: the stream makes QEMU write a page of our choice to the
 //!   beginning of each block, and that page is searched in QEMU's memory (`marks.rs`).
-//! * Behind everything that QEMU is to load comes *filler*, more than a helper and QEMU can hold
-//!   back. When that has been read from the pipe, QEMU has loaded what is before it. The marks show
-//!   that this is so with this owner, before the guest is paused.
+//! * Behind everything that QEMU is to load comes *filler*, more than QEMU reads ahead. When that
+//!   has been read from the pipe, QEMU has loaded what is before it. The marks show that this is so,
+//!   before the guest is paused.
 //! * The device state is written without the stream's *end*. QEMU has loaded it, but neither opens
 //!   the images nor runs the guest. Until then everything can be cancelled.
-//! * From that time on the reader itself holds the pipe open (`hold.rs`): if this program is
-//!   killed, another one finds the machine as it was.
+//! * From that time on QEMU itself holds the pipe open (`hold.rs`): if this program is killed,
+//!   another one finds the machine as it was.
 //! * After *commit* the end is written. The owner runs the guest.
 
 mod attach;
 pub(super) mod disks;
 mod error;
+mod helper;
 mod hold;
 mod loaded;
 mod marks;
 mod pipe;
-mod reader;
 
 use std::fs::File;
 use std::io;
@@ -48,16 +48,16 @@ use crate::stream::{self, StreamError};
 /// How long QEMU may take to load the beginning of the stream, which it does within milliseconds.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// QEMU reads at most this much of a stream ahead (`IO_BUF_SIZE` in `migration/qemu-file.c`, 7.2 to
-/// 11.1), twice.
-const READ_AHEAD: u32 = 2 * (32 << 10);
+/// How much filler shows that everything before it was loaded: twice what QEMU reads of a stream
+/// ahead (`IO_BUF_SIZE` in `migration/qemu-file.c`, 7.2 to 11.1).
+const FILLER_BYTES: u32 = 2 * (32 << 10);
 
-/// A helper holds back at most a block that is not complete, and what is in its pipe to QEMU
-/// (`src/util/iohelper.c` and `virFileWrapperSetPipeSize` of libvirt): 1 MiB each.
-const HELD_BACK: u32 = 2 * (1 << 20);
-
-/// How long the owner may take to report why QEMU has ended.
+/// How long QEMU may take to end when it has closed the pipe, and its owner to report why. The guest
+/// may be paused at the source meanwhile.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often to look for that.
+const EXPLAIN_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Why a machine's owner does not run the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,10 +119,8 @@ pub(super) struct PipedStream {
 pub struct PipedMachine {
     /// QEMU.
     pub process: Arc<Process>,
-    /// Its incoming stream. The owner has read what is its own.
+    /// Its incoming stream ([`StreamPipe::reaches`]). The owner has read what is its own.
     pub pipe: StreamPipe,
-    /// What reads the rest: QEMU, or a helper ([`StreamPipe::reader_for`]).
-    pub reader: Arc<Process>,
     /// What has started it.
     pub owner: Box<dyn MachineOwner>,
 }
@@ -146,7 +144,7 @@ impl PipedMachine {
         loop {
             part.extend(marks.section()?);
             // Of another length each time: copies of the next pages are elsewhere in the buffer.
-            let filler = self.filler_bytes() + 1000 * marks.sections();
+            let filler = FILLER_BYTES + 1000 * marks.sections();
             part.extend(stream::filler(filler));
             self.write(&part, &wait)?;
             loop {
@@ -167,15 +165,6 @@ impl PipedMachine {
         }
     }
 
-    /// How much filler shows that everything before it was loaded. (Its head is the byte of a
-    /// further block that shows that a helper has passed on the block before.)
-    fn filler_bytes(&self) -> u32 {
-        match self.reader.pid() == self.process.pid() {
-            true => READ_AHEAD,
-            false => READ_AHEAD + HELD_BACK,
-        }
-    }
-
     fn write(&mut self, bytes: &[u8], wait: &Wait<'_>) -> Result<(), PipedError> {
         let (owner, process) = (&mut *self.owner, &self.process);
         let written = self.pipe.write(bytes, &mut || wait.check(owner, process));
@@ -193,44 +182,49 @@ impl PipedMachine {
 
     /// The reason of its owner, which has what QEMU has reported, if QEMU has ended.
     fn explain(&mut self, mut error: PipedError, part: &'static str) -> PipedError {
+        let until = Instant::now() + REPORT_TIMEOUT;
         // QEMU closes the pipe before it ends.
         let is_closed = match &error {
             PipedError::Pipe { source } => source.kind() == io::ErrorKind::BrokenPipe,
             PipedError::NotOpen { .. } | PipedError::Hold(_) => true,
             _ => false,
         };
-        if is_closed && self.ends_soon() {
+        if is_closed && self.ends_before(until) {
             error = PipedError::Ended { part };
         }
         if !matches!(error, PipedError::Ended { .. }) {
             return error;
         }
         self.close();
-        let until = Instant::now() + REPORT_TIMEOUT;
-        while Instant::now() < until {
+        loop {
             if let Some(what) = self.owner.failure() {
                 return PipedError::Owner { what };
             }
-            std::thread::sleep(Duration::from_millis(10));
+            if Instant::now() >= until {
+                return error;
+            }
+            std::thread::sleep(EXPLAIN_INTERVAL);
         }
-        error
     }
 
-    fn ends_soon(&self) -> bool {
-        let until = Instant::now() + REPORT_TIMEOUT;
-        while self.process.is_alive() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(10));
+    fn ends_before(&self, until: Instant) -> bool {
+        // The kernel may need long to free much memory afterwards.
+        while !self.process.has_lost_memory() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(EXPLAIN_INTERVAL);
         }
-        !self.process.is_alive()
+        true
     }
 
-    /// Closes the pipe everywhere. The owner waits for that, although QEMU has ended.
+    /// Closes the pipe, in QEMU, too.
     fn close(&mut self) {
-        if !self.reader.has_lost_memory()
-            && let Err(error) = hold::close(&self.reader, &self.pipe)
+        if !self.process.has_lost_memory()
+            && let Err(error) = hold::close(&self.process, &self.pipe)
         {
-            let (error, pid) = (Report::new(&error), self.reader.pid());
-            tracing::warn!(%error, pid, "closing the pipe of the device state in its reader");
+            let (error, pid) = (Report::new(&error), self.process.pid());
+            tracing::warn!(%error, pid, "closing the pipe of the device state in QEMU");
         }
         self.pipe.close();
     }
@@ -262,15 +256,13 @@ impl PipedStream {
         process: &Arc<Process>,
         owner: Box<dyn MachineOwner>,
     ) -> Option<Self> {
-        let mut pipe = StreamPipe::open(path).ok()??;
-        let Ok(Some(reader)) = pipe.reader_for(process) else {
-            pipe.keep();
-            return None;
-        };
+        let pipe = StreamPipe::held_by(process, path);
+        let pipe = pipe.inspect_err(|error| {
+            tracing::warn!(%error, pid = process.pid(), "looking for the incoming stream of QEMU");
+        });
         let machine = PipedMachine {
             process: Arc::clone(process),
-            pipe,
-            reader,
+            pipe: pipe.ok()??,
             owner,
         };
         Some(machine.into_stream())
@@ -300,9 +292,9 @@ impl PipedStream {
         let log = self.machine.owner.log().and_then(Written::from_end_of);
         let written = log.or_else(|| Written::from_now_on(&self.machine.process));
         self.load_all(state, cancel)
-            .map_err(|error| match self.machine.process.is_alive() {
-                true => error,
-                false => error.with(written.and_then(|written| written.text_soon())),
+            .map_err(|error| match self.machine.process.has_lost_memory() {
+                true => error.with(written.and_then(|written| written.text_soon())),
+                false => error,
             })
     }
 
@@ -318,9 +310,9 @@ impl PipedStream {
         let machine = &mut self.machine;
         machine.write(sections, &wait)?;
         // While QEMU loads them.
-        let held = hold::open(&machine.reader, &machine.pipe);
+        let held = hold::open(&machine.process, &machine.pipe);
         held.map_err(|error| machine.explain(error, wait.part))?;
-        machine.write(&stream::filler(machine.filler_bytes()), &wait)?;
+        machine.write(&stream::filler(FILLER_BYTES), &wait)?;
         machine.wait_until_read(&wait)?;
         tracing::debug!(took = ?began.elapsed(), "the device state is loaded");
         Ok(())
@@ -336,12 +328,11 @@ impl PipedStream {
         self.write_end(&wait)
             .map_err(|source| PipedError::NotEnded(Box::new(source)))?;
         self.ended = true;
-        self.pass_on_end()?;
         let finished = self.machine.owner.finish(&self.loaded, give_up);
         finished.map_err(PipedError::NotRun)
     }
 
-    /// Writes the end. QEMU, if it reads the pipe itself, completes the stream then.
+    /// Writes the end, at which QEMU completes the stream.
     fn write_end(&mut self, wait: &Wait<'_>) -> Result<(), PipedError> {
         let machine = &mut self.machine;
         let answers = machine.owner.check_answers();
@@ -349,22 +340,7 @@ impl PipedStream {
         let checked = wait.check(&mut *machine.owner, &machine.process);
         checked.map_err(|error| machine.explain(error, wait.part))?;
         // Less than a page is written as a whole or not at all (pipe(7)).
-        if machine.reader.pid() == machine.process.pid() {
-            return machine.write(&stream::tail(), wait);
-        }
-        machine.write(&stream::tail_until_closed(), wait)
-    }
-
-    /// A helper passes on the end when the pipe is closed. If this program is killed before,
-    /// another one writes an end again, which is a part of the first, and closes the pipe.
-    fn pass_on_end(&mut self) -> Result<(), PipedError> {
-        let machine = &mut self.machine;
-        if machine.reader.pid() == machine.process.pid() {
-            return Ok(());
-        }
-        hold::close(&machine.reader, &machine.pipe)?;
-        machine.pipe.close();
-        Ok(())
+        machine.write(&stream::tail(), wait)
     }
 
     /// Ends the machine, whose guest will not run here, unless this program has let its owner run
@@ -375,13 +351,13 @@ impl PipedStream {
         }
     }
 
-    /// Closes the reader's own descriptor of the pipe, and removes the pipe.
+    /// Closes QEMU's own descriptor of the pipe, and removes the named pipe.
     pub(super) fn remove(&mut self) {
         self.machine.close();
         self.machine.pipe.remove();
     }
 
-    /// Where the pipe is, for reattaching.
+    /// Where the named pipe is, for reattaching.
     pub(super) fn path(&self) -> PathBuf {
         self.machine.pipe.path().to_owned()
     }

@@ -1,6 +1,6 @@
-//! The named pipe.
+//! The pipe from which QEMU reads its incoming stream.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -9,8 +9,11 @@ use std::time::Duration;
 
 use hikkoshi_linux::Process;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FileType, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{FileType, Mode, OFlags, Uid};
 use rustix::io::Errno;
+
+use super::helper::{HelperOutput, HelperSearch, Identity, descriptors};
+use super::hold;
 
 /// Room for the device state of a machine with many devices: the most that the kernel allows
 /// every user by default (`/proc/sys/fs/pipe-max-size`).
@@ -22,15 +25,20 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// How often to look whether everything was read: the guest is paused meanwhile.
 const READ_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The end for writing of a named pipe from which QEMU reads its incoming stream. The pipe is
-/// removed when this is dropped, unless it is kept for another program.
+/// The end for writing of the pipe from which QEMU reads its incoming stream: a named pipe, or what
+/// a helper writes to that has read the beginning from the named one.
+///
+/// The named pipe is removed when this is dropped, unless it is kept for another program.
 #[derive(Debug)]
 pub struct StreamPipe {
+    /// The named pipe.
     path: PathBuf,
     /// `None`: it was closed.
     file: Option<File>,
-    /// What tells it apart from other files: its device and inode.
-    pub(super) identity: (u64, u64),
+    pub(super) identity: Identity,
+    helper: HelperSearch,
+    /// The named pipe, locked, if the stream is another one.
+    named: Option<File>,
     removes: bool,
 }
 
@@ -51,67 +59,101 @@ impl StreamPipe {
         )?)
     }
 
-    /// Makes the user of this process the pipe's owner: QEMU opens it for writing (`hold.rs`).
-    pub(super) fn give_to(&self, process: &Process) -> io::Result<()> {
-        let user = Uid::from_raw(process.user()?);
-        Ok(rustix::fs::fchown(self.opened()?, Some(user), None)?)
-    }
-
-    /// A pipe that is open already.
+    /// A named pipe that is open already.
     ///
     /// # Errors
     ///
     /// The error of the system call.
     pub fn of_file(path: &Path, file: File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
+        let identity = identity(&file)?;
         Ok(Self {
             path: path.to_owned(),
             file: Some(file),
-            identity: (metadata.dev(), metadata.ino()),
+            identity,
+            helper: HelperSearch::new(identity),
+            named: None,
             removes: true,
         })
     }
 
-    /// Opens the pipe for writing, if another process has it open for reading.
+    /// Opens the named pipe for writing, if another process has it open for reading.
     ///
     /// # Errors
     ///
     /// The error of the system call.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-        let opened = File::options()
-            .write(true)
-            .custom_flags(nonblocking)
-            .open(path);
-        let file = match opened {
+        let file = match options().write(true).open(path) {
             Ok(file) => file,
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // Less waiting; what the kernel allows is enough.
-        let _ = rustix::pipe::fcntl_setpipe_size(&file, BUFFER_BYTES);
-        // Tells others that a program takes care of it.
-        if let Err(error) = file.try_lock() {
-            tracing::debug!(%error, path = %path.display(), "locking a pipe");
-        }
+        enlarge(&file);
+        lock(&file, path);
         Self::of_file(path, file).map(Some)
     }
 
-    /// Puts another pipe in this one's place, for the next program that opens it, and moves this
-    /// one to `aside`.
+    /// Opens the stream of a QEMU that holds it open itself (`hold.rs`). `path` is that of the named
+    /// pipe. `None`: it holds none.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU's descriptors cannot be read.
+    pub(super) fn held_by(qemu: &Process, path: &Path) -> io::Result<Option<Self>> {
+        let Some(number) = hold::held(qemu)? else {
+            return Ok(None);
+        };
+        let opened = options()
+            .write(true)
+            .open(format!("/proc/{}/fd/{number}", qemu.pid()));
+        let file = match opened {
+            Ok(file) => file,
+            // It has closed it meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut stream = Self::of_file(path, file)?;
+        stream.keep();
+        // The descriptor may be another file by now.
+        if descriptors(qemu, stream.identity)?.is_empty() {
+            return Ok(None);
+        }
+        stream.lock_name()?;
+        stream.removes = true;
+        Ok(Some(stream))
+    }
+
+    /// Locks the named pipe, which tells others that a program takes care of it.
+    fn lock_name(&mut self) -> io::Result<()> {
+        let named = match std::fs::metadata(&self.path) {
+            Ok(named) => (named.dev(), named.ino()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if named == self.identity {
+            lock(self.opened()?, &self.path);
+            return Ok(());
+        }
+        // For reading: a helper that reads it gets its end.
+        let named = options().read(true).open(&self.path)?;
+        lock(&named, &self.path);
+        self.named = Some(named);
+        Ok(())
+    }
+
+    /// Puts another named pipe in this one's place, for the next program that opens it, and moves
+    /// this one to `aside`. Nobody may open the path meanwhile.
     ///
     /// # Errors
     ///
     /// The error of the system call.
     pub fn replace(&mut self, aside: &Path) -> io::Result<()> {
-        Self::make(aside)?;
-        let (cwd, exchange) = (rustix::fs::CWD, RenameFlags::EXCHANGE);
-        rustix::fs::renameat_with(cwd, aside, cwd, &self.path, exchange)?;
-        self.path = aside.to_owned();
-        Ok(())
+        std::fs::rename(&self.path, aside)?;
+        let path = std::mem::replace(&mut self.path, aside.to_owned());
+        Self::make(&path)
     }
 
-    /// Moves this one to `path`, in the place of the pipe there, which no program has opened.
+    /// Moves this one to `path`, in the place of the named pipe there, which no program has opened.
     ///
     /// # Errors
     ///
@@ -120,6 +162,58 @@ impl StreamPipe {
         std::fs::rename(&self.path, path)?;
         self.path = path.to_owned();
         Ok(())
+    }
+
+    /// Whether `qemu` gets its stream from here. If it gets what a helper writes, what is written
+    /// from now on goes to QEMU directly, and the named pipe is closed, so that the helper ends: it
+    /// has passed on everything that was written before.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU's descriptors cannot be read.
+    pub fn reaches(&mut self, qemu: &Process) -> io::Result<bool> {
+        if !descriptors(qemu, self.identity)?.is_empty() {
+            return Ok(true);
+        }
+        let Some(output) = self.helper.output() else {
+            return Ok(false);
+        };
+        if descriptors(qemu, output.identity)?.is_empty() {
+            return Ok(false);
+        }
+        self.write_directly(output)?;
+        Ok(true)
+    }
+
+    fn write_directly(&mut self, output: HelperOutput) -> io::Result<()> {
+        enlarge(&output.file);
+        self.identity = output.identity;
+        self.file = Some(output.file);
+        self.lock_name()
+    }
+
+    /// Whether QEMU reads this pipe, or holds its stream open itself: no other program lets it do
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU's descriptors cannot be read.
+    pub fn is_stream_of(&self, qemu: &Process) -> io::Result<bool> {
+        Ok(!descriptors(qemu, self.identity)?.is_empty() || hold::held(qemu)?.is_some())
+    }
+
+    /// Whether a helper reads the pipe, but no process reads what it writes: its owner has
+    /// failed, and waits until the pipe is closed.
+    pub fn is_abandoned(&mut self) -> bool {
+        self.helper
+            .output()
+            .is_some_and(|output| output.has_no_reader())
+    }
+
+    /// Makes the user of this process the pipe's owner: QEMU opens it for writing (`hold.rs`).
+    pub(super) fn give_to(&self, process: &Process) -> io::Result<()> {
+        let user = Uid::from_raw(process.user()?);
+        Ok(rustix::fs::fchown(self.opened()?, Some(user), None)?)
     }
 
     fn opened(&self) -> io::Result<&File> {
@@ -205,6 +299,30 @@ impl StreamPipe {
         {
             tracing::debug!(%error, path = %self.path.display(), "removing a pipe");
         }
+    }
+}
+
+/// Without waiting for the other end.
+fn options() -> OpenOptions {
+    let mut options = File::options();
+    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    options
+}
+
+fn identity(file: &File) -> io::Result<Identity> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Less waiting; what the kernel allows is enough.
+fn enlarge(pipe: &File) {
+    let _ = rustix::pipe::fcntl_setpipe_size(pipe, BUFFER_BYTES);
+}
+
+/// Tells others that a program takes care of it.
+fn lock(pipe: &File, path: &Path) {
+    if let Err(error) = pipe.try_lock() {
+        tracing::debug!(%error, path = %path.display(), "locking a pipe");
     }
 }
 
