@@ -148,11 +148,12 @@ impl PipedMachine {
             part.extend(stream::filler(filler));
             self.write(&part, &wait)?;
             loop {
-                match marks.look(&self.process) {
+                let (owner, process) = (&mut *self.owner, &self.process);
+                match marks.look(process, &mut || wait.check(owner, process)) {
                     Ok(true) => break,
                     Ok(false) => {}
                     Err(error) if error.is_of_earlier_program() => {}
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(self.explain(error, wait.part)),
                 }
                 let checked = wait.check(&mut *self.owner, &self.process);
                 checked.map_err(|error| self.explain(error, wait.part))?;
