@@ -536,6 +536,7 @@ mod tests {
         for part in [
             "before of the domain guest",
             "/var/before.mem",
+            "--drop-snapshots",
             "--metadata",
         ] {
             assert!(error.contains(part), "{part:?} is not in: {error}");

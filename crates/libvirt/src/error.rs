@@ -124,8 +124,9 @@ pub enum DomainError {
     /// A part of one is neither in an image nor in the description.
     #[error(
         "the snapshot {snapshot} of the domain {name} has the guest's memory in {file}, which does not \
-         move (delete the snapshot, or have libvirt forget it, which keeps the file: 'virsh \
-         snapshot-delete {name} {snapshot} --metadata')"
+         move, so the snapshot could not be reverted to at the destination, and --drop-snapshots, which \
+         is about the content of images, does not leave it out (delete the snapshot, or have libvirt \
+         forget it, which keeps the file: 'virsh snapshot-delete {name} {snapshot} --metadata')"
     )]
     SnapshotMemory {
         /// The domain.

@@ -77,11 +77,15 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
         (Some(name), _) => {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            hikkoshi_qemu::check_by(monitor, &allowed, &guest.disks).and_then(|mut checked| {
-                checked.set_domain(Monitor::domain(&domain)?, &guest.disks);
+            hikkoshi_qemu::check_by(monitor, &allowed, &guest.disks).map(|mut checked| {
+                // A domain that cannot be described is one obstacle among others.
+                match Monitor::domain(&domain) {
+                    Ok(domain) => checked.set_domain(domain, &guest.disks),
+                    Err(error) => checked.obstacles.push(error.into()),
+                }
                 let refused = domain.check_unchanged(None).err();
                 checked.obstacles.extend(refused.map(Into::into));
-                Ok(checked)
+                checked
             })
         }
         (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed, &guest.disks),
