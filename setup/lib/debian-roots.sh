@@ -22,10 +22,11 @@ readonly hosts_root_packages=adduser,bash-completion,dbus,fish,iproute2,libvirt0
 # A root of two hosts with guests, on which the operator's guide is executed.
 setup_hosts_root() { setup_root hosts --variant=minbase --include="$hosts_root_packages"; }
 
-readonly libvirt_root_packages=iproute2,libvirt-clients,libvirt-daemon,libvirt-daemon-driver-qemu,qemu-system-x86
+readonly libvirt_root_packages=iproute2,libvirt-clients,libvirt-daemon,libvirt-daemon-driver-qemu,qemu-system-x86,qemu-utils
 
-# A root of a host with libvirt $1 from suite $2, and the QEMU of that suite. Programs of another
-# release need its C library, and libvirt finds its files by absolute paths.
+# A root of a host with libvirt $1 from suite $2, and the QEMU of that suite with its storage daemon
+# (qemu-utils). Programs of another release need its C library, and libvirt finds its files by
+# absolute paths.
 setup_libvirt_root() {
     local version=$1 suite=$2 root=$build/debian-roots/libvirt-$1 found
     local options=(

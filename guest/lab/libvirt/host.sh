@@ -47,13 +47,13 @@ fi
 exec "$qemu" "\$@"
 QEMU
 chmod +x "$layers/upper/usr/bin/qemu-system-x86_64"
-# It serves the disks of a domain while they are copied.
+# It serves the disks of a domain while they are copied: that of the root, or of QEMU 7.2.
 daemon=$build/qemu-7.2/root
-cat >"$layers/upper/usr/bin/qemu-storage-daemon" <<DAEMON
+[[ $lower != / ]] || cat >"$layers/upper/usr/bin/qemu-storage-daemon" <<DAEMON
 #!/bin/sh
 LD_LIBRARY_PATH=$daemon/usr/lib/x86_64-linux-gnu:$daemon/lib/x86_64-linux-gnu exec "$daemon/usr/bin/qemu-storage-daemon" "\$@"
 DAEMON
-chmod +x "$layers/upper/usr/bin/qemu-storage-daemon"
+[[ $lower != / ]] || chmod +x "$layers/upper/usr/bin/qemu-storage-daemon"
 # libvirtd runs it when it starts. Without it, libvirt 9.0 can hang then: its child reports the error
 # between fork and exec, and waits for a lock of the C library that another thread had.
 if [[ $lower != / || ! -x $(type -P dmidecode) ]]; then

@@ -58,7 +58,8 @@ pub(crate) enum StorageDaemonError {
     /// It has ended.
     #[error(
         "{PROGRAM}, which serves the disks of a libvirt domain while they are copied, has ended \
-         ({status}{written}). It is part of QEMU: Debian has it in qemu-system-common"
+         ({status}{written}). It is part of QEMU: Debian 12 has it in qemu-system-common, Debian 13 in \
+         qemu-utils"
     )]
     Ended {
         /// How.
