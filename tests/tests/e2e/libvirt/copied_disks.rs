@@ -41,6 +41,13 @@ fn assert_nothing_left(host: &LibvirtHost) {
     }
 }
 
+/// Whether the source's QEMU copies a disk.
+fn is_copying(host: &LibvirtHost) -> bool {
+    let jobs = r#"{"execute":"query-block-jobs"}"#;
+    let answer = host.virsh(&["qemu-monitor-command", "guest", jobs]);
+    answer.unwrap().contains("mirror")
+}
+
 fn assert_not_served(host: &LibvirtHost) {
     eventually("the storage daemon to end", || {
         let running = host.shell("pgrep --exact qemu-storage-da || true").unwrap();
@@ -134,6 +141,58 @@ fn a_copy_that_is_given_up_leaves_nothing_and_the_daemon_may_be_restarted() {
     assert_healthy(&domain, destination);
     domain.destroy(destination).unwrap();
     disks[1].image().check().unwrap();
+}
+
+/// The source's engine is killed while the disk is copied, in the second round with its guard: the
+/// guest runs on with its own disk. The guard ends the copy, or the next move does.
+#[test]
+#[ignore = "as the same of a QEMU alone: make test-libvirt"]
+fn a_killed_source_leaves_no_copy() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let order = test.hosts();
+    let [source, destination] = order;
+    let from = full_disk(&test.env, DiskFormat::Qcow2);
+    let domain = boot(&test, &from);
+    for with_guard in [false, true] {
+        let to = blank_disk(&test.env, DiskFormat::Qcow2);
+        let held = plan("hybrid", &to).hold_at(Breakpoint::after(DiskBytes).nth(40));
+        let mut moving = DomainMove::start(&test.env, &domain, order, &held);
+        moving.wait_held();
+        assert!(is_copying(source));
+        if with_guard {
+            source.shell("pkill -KILL -f '[g]uard --journal'").unwrap();
+        }
+        moving.migrate.kill();
+        moving.relay().cut();
+        moving
+            .receive
+            .wait()
+            .assert(1, &["nothing is left of its domain here"]);
+        assert_not_served(destination);
+        assert_eq!(destination.state("guest").unwrap(), "absent");
+        assert_eq!(source.state("guest").unwrap(), "running");
+        if !with_guard {
+            eventually("the guard to end the copy", || match is_copying(source) {
+                false => Ok(()),
+                true => Err(format!("{:?}", source.state("guest"))),
+            });
+            assert_nothing_left(source);
+        }
+        let job = source.virsh(&["blockjob", "guest", "vda"]).unwrap();
+        assert!(job.contains("No current block job"), "{job}");
+        assert_healthy(&domain, source);
+    }
+    // libvirt can do with the domain what it wants.
+    source.virsh(&["suspend", "guest"]).unwrap();
+    source.virsh(&["resume", "guest"]).unwrap();
+    let to = blank_disk(&test.env, DiskFormat::Qcow2);
+    DomainMove::start(&test.env, &domain, order, &plan("hybrid", &to)).complete();
+    assert_nothing_left(destination);
+    assert_healthy(&domain, destination);
+    domain.destroy(destination).unwrap();
+    to.image().check().unwrap();
 }
 
 /// The image on the host that it moves to must be another one, of the same size.
