@@ -64,7 +64,7 @@ impl HelperSearch {
         // While it is open the number may be another process's.
         let is_it = pipe(helper.pid(), INPUT) == Some(self.pipe) && helper.is_alive();
         let output = output.ok().filter(|_| is_it);
-        let output = output.and_then(|file| HelperOutput::of(file).ok().flatten());
+        let output = output.and_then(|file| HelperOutput::of_pipe(file).ok().flatten());
         if output.is_none() {
             self.found = None;
         }
@@ -80,7 +80,7 @@ pub(super) struct HelperOutput {
 }
 
 impl HelperOutput {
-    fn of(file: File) -> io::Result<Option<Self>> {
+    fn of_pipe(file: File) -> io::Result<Option<Self>> {
         let metadata = file.metadata()?;
         let identity = (metadata.dev(), metadata.ino());
         let is_pipe = metadata.file_type().is_fifo();
