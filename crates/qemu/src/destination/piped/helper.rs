@@ -1,13 +1,13 @@
 //! A helper of libvirt, between the named pipe and QEMU.
 //!
 //! libvirt 12.9 starts one (`libvirt_iohelper`) for every domain that it restores. It reads the
-//! named pipe, passes on blocks of 1 MiB, and exits at the pipe's end, for which libvirt waits, even
-//! if QEMU has failed. What it writes to is a pipe, too. libvirt reads its own part there, and then
-//! QEMU gets it.
+//! named pipe, passes on blocks of 1 MiB, and exits at the pipe's end, for which libvirt waits,
+//! even if QEMU has failed. What it writes to is a pipe, too. libvirt reads its own part there, and
+//! then QEMU gets it.
 //!
 //! So when QEMU has the helper's pipe, the helper has passed on everything that it was given, which
-//! ends with libvirt's part. From then on the stream is written into the helper's pipe directly, and
-//! the helper ends.
+//! ends with libvirt's part. From then on the stream is written into the helper's pipe directly,
+//! and the helper ends.
 
 use std::fs::File;
 use std::io;

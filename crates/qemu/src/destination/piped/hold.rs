@@ -90,8 +90,8 @@ fn for_writing(process: &Process, pipe: &StreamPipe) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// How a descriptor is open, by the flags in its `fdinfo` (proc(5)), which are octal. `None`: it was
-/// closed.
+/// How a descriptor is open, by the flags in its `fdinfo` (proc(5)), which are octal. `None`: it
+/// was closed.
 fn access(process: &Process, number: i32) -> io::Result<Option<OFlags>> {
     let info = match process.describe_descriptor(number) {
         Ok((_, info)) => info,

@@ -128,8 +128,8 @@ impl Marks {
                 return Ok(false);
             }
         }
-        // Those before it were perhaps written after they were looked for, and mapped after the list
-        // of mappings was read.
+        // Those before it were perhaps written after they were looked for, and mapped after the
+        // list of mappings was read.
         let memory = Memory::open(process)?;
         let mut hits = self.at_beginnings(&memory)?;
         if hits.iter().any(Vec::is_empty) {

@@ -8,8 +8,8 @@
 //! * The RAM blocks are found by *marks*: the stream makes QEMU write a page of our choice to the
 //!   beginning of each block, and that page is searched in QEMU's memory (`marks.rs`).
 //! * Behind everything that QEMU is to load comes *filler*, more than QEMU reads ahead. When that
-//!   has been read from the pipe, QEMU has loaded what is before it. The marks show that this is so,
-//!   before the guest is paused.
+//!   has been read from the pipe, QEMU has loaded what is before it. The marks show that this is
+//!   so, before the guest is paused.
 //! * The device state is written without the stream's *end*. QEMU has loaded it, but neither opens
 //!   the images nor runs the guest. Until then everything can be cancelled.
 //! * From that time on QEMU itself holds the pipe open (`hold.rs`): if this program is killed,
@@ -52,8 +52,8 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// ahead (`IO_BUF_SIZE` in `migration/qemu-file.c`, 7.2 to 11.1).
 const FILLER_BYTES: u32 = 2 * (32 << 10);
 
-/// How long QEMU may take to end when it has closed the pipe, and its owner to report why. The guest
-/// may be paused at the source meanwhile.
+/// How long QEMU may take to end when it has closed the pipe, and its owner to report why. The
+/// guest may be paused at the source meanwhile.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often to look for that.

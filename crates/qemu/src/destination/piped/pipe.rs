@@ -92,8 +92,8 @@ impl StreamPipe {
         Self::of_file(path, file).map(Some)
     }
 
-    /// Opens the stream of a QEMU that holds it open itself (`hold.rs`). `path` is that of the named
-    /// pipe. `None`: it holds none.
+    /// Opens the stream of a QEMU that holds it open itself (`hold.rs`). `path` is that of the
+    /// named pipe. `None`: it holds none.
     ///
     /// # Errors
     ///
