@@ -81,7 +81,7 @@ fn a_guest_that_has_moved_is_reported_to_programs() {
     assert_eq!(run("source", "migrate", done, &["--quit-source"]), quit);
     let complete = json!({
         "id": id, "stage": "complete", "mode": "hybrid", "postcopy": true,
-        "running": true, "started": true, "links": 1,
+        "running": true, "started": true, "given_up": false, "links": 1,
     });
     let given_up = ["--give-up", "--other-side-is-lost"];
     let what = "the guest runs here with all of its pages; its source was not informed";
@@ -104,7 +104,7 @@ fn certificates_are_not_read() {
             "security": protected,
             "engine": {
                 "id": id, "stage": "ready", "mode": "hybrid", "postcopy": true,
-                "running": true, "started": false, "links": 1,
+                "running": true, "started": false, "given_up": false, "links": 1,
             },
         }),
     );
@@ -137,7 +137,7 @@ fn a_lock_that_is_standard_input_is_taken_over() {
     let folder = tempfile::tempdir().unwrap();
     let engine = json!({
         "id": "0".repeat(32), "stage": "complete", "mode": "hybrid", "postcopy": true,
-        "running": true, "started": true, "links": 1,
+        "running": true, "started": true, "given_up": false, "links": 1,
     });
     let path = journal(folder.path(), "destination", &json!({ "engine": engine }));
     let lock = File::create(path.with_extension("lock")).unwrap();
@@ -197,7 +197,7 @@ fn a_migration_that_cannot_be_resumed_stays_unfinished() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ready = json!({
         "id": id, "stage": "ready", "mode": "hybrid", "postcopy": true,
-        "running": true, "started": false, "links": 1,
+        "running": true, "started": false, "given_up": false, "links": 1,
     });
     let destination = journal(
         folder,
