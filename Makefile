@@ -291,7 +291,7 @@ test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in pos
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- connections:: --include-ignored
 
 .PHONY: test-daemon
-test-daemon: guest-images ## `receive --daemon` for several guests: by invitations and certificates, QEMU and libvirt
+test-daemon: guest-images ## `hikkoshi daemon` for several guests: by invitations and certificates, QEMU and libvirt
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- daemon:: --include-ignored
 

@@ -24,6 +24,7 @@
 mod args;
 mod commands;
 mod journal;
+mod machines;
 mod output;
 mod security;
 mod status;
@@ -32,8 +33,8 @@ use args::Command;
 use args::requested_output::RequestedOutput;
 use commands::resume_command::before_search;
 use commands::{
-    check, control, dashboard, dirty_rate, estimate, generate, guard, invite, migrate, receive,
-    report as report_command, status as status_command,
+    check, control, daemon, dashboard, dirty_rate, estimate, generate, guard, invite, migrate,
+    receive, receiver, report as report_command, ssh_session, status as status_command,
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
@@ -50,8 +51,8 @@ fn main() -> std::process::ExitCode {
     // The dashboard, which has no part in a migration, gives up its rights while it has one thread.
     let is_dashboard = matches!(args.command, Command::Dashboard(_));
     let _writer = (!is_dashboard).then(stderr::start);
-    let started = log::start().map_err(|exit| match args.command.run_options() {
-        Some(run) => before_search(run)(exit),
+    let started = log::start().map_err(|exit| match args.command.recovery() {
+        Some(recovery) => before_search(recovery)(exit),
         None => exit,
     });
     let ended = started.and_then(|()| match &args.command {
@@ -67,6 +68,9 @@ fn main() -> std::process::ExitCode {
         Command::Report(args) => report_command::run(args),
         Command::Dashboard(args) => dashboard::run(args),
         Command::Estimate(args) => estimate::run(args),
+        Command::Daemon(args) => daemon::run(args),
+        Command::Receiver(args) => receiver::run(args),
+        Command::SshSession(args) => ssh_session::run(args),
         Command::Guard(args) => guard::run(args),
         Command::Generate(args) => generate::run(args),
     });
@@ -78,7 +82,7 @@ fn main() -> std::process::ExitCode {
                 _ => None,
             };
             if let Some(end) = end
-                && args.command.is_migration()
+                && args.command.recovery().is_some()
                 && streams::is_json()
             {
                 streams::end(&end);

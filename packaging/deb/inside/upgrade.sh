@@ -94,7 +94,7 @@ end_server() {
 }
 # The daemon starts engines of the program that it was started with.
 served /run/hikkoshi/receive.sock
-refuses install /tmp/later.deb '`hikkoshi receive --daemon` runs'
+refuses install /tmp/later.deb '`hikkoshi daemon` runs'
 end_server
 later_preinst || fail "the package is not upgraded, and nothing of the installed version runs"
 

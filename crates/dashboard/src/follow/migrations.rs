@@ -10,7 +10,7 @@ use super::events::{all_sent_event, gone_event, lost_event, status_event};
 use super::known::{Known, Whole};
 use super::subscription::{Event, Queue, Subscription};
 
-/// The most sockets that are followed at once: as many as `receive --daemon` takes guests by
+/// The most sockets that are followed at once: as many as `hikkoshi daemon` takes guests by
 /// default. Each has a thread, and a recording of 2 MiB at most.
 const MAX_FOLLOWED: usize = 64;
 

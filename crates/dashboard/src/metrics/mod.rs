@@ -24,7 +24,7 @@ pub use family::{Family, Kind};
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The most migrations with metrics of their own: those that have not ended, then the newest
-/// others. As many as `receive --daemon` takes guests by default.
+/// others. As many as `hikkoshi daemon` takes guests by default.
 const MAX_MIGRATIONS: usize = 64;
 
 /// A migration on one side.

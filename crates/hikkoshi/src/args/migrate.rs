@@ -1,5 +1,6 @@
 //! `hikkoshi migrate`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
@@ -16,8 +17,9 @@ use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::journaled_options::JournaledOptions;
 use super::latency_options::LatencyOptions;
 use super::mode::RequestedMode;
-use super::run_options::RunOptions;
-use super::security::InvitationArg;
+use super::output_options::OutputOptions;
+use super::recovery::{GiveUpOptions, RecoveryOptions};
+use super::security::{InvitationArg, Security};
 use super::ssh::SshArgs;
 use super::{mode, read_ahead};
 
@@ -51,10 +53,10 @@ pub(crate) struct Migrate {
     )]
     pub to: Option<InvitationArg>,
 
-    /// Name of the guest for the `receive --daemon` at ADDR, which admits this side's certificate
+    /// Name of the guest for the `hikkoshi daemon` at ADDR, which admits this side's certificate
     ///
     /// The daemon decides by the certificate and this name what receives the guest
-    /// (`receive --admit`).
+    /// (`hikkoshi daemon --admit`).
     #[arg(verbatim_doc_comment,
         long,
         value_name = "NAME",
@@ -64,6 +66,15 @@ pub(crate) struct Migrate {
         help_heading = CONNECTION
     )]
     pub name: Option<String>,
+
+    /// QMP socket of the QEMU process
+    #[arg(
+        long,
+        value_name = "PATH",
+        display_order = 0,
+        help_heading = CONNECTION
+    )]
+    pub qmp: Option<PathBuf>,
 
     #[command(flatten)]
     pub domain: DomainArgs,
@@ -75,7 +86,16 @@ pub(crate) struct Migrate {
     pub options: MigrateOptions,
 
     #[command(flatten)]
-    pub run: RunOptions,
+    pub security: Security,
+
+    #[command(flatten)]
+    pub recovery: RecoveryOptions,
+
+    #[command(flatten)]
+    pub give_up: GiveUpOptions,
+
+    #[command(flatten)]
+    pub output: OutputOptions,
 }
 
 /// Options of `migrate` that are kept in the journal; `None`: not given.
@@ -157,7 +177,7 @@ impl Migrate {
     #[must_use]
     pub(crate) fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
         self.options = self.options.or(earlier);
-        self.run.security.plaintext |= plaintext;
+        self.security.plaintext |= plaintext;
         self
     }
 
@@ -368,7 +388,7 @@ mod tests {
         assert!(options.drain && options.keep_frames && !options.allow_cpu_mismatch);
         assert_eq!(options.priority, Priority::ON);
         assert_eq!(options.retry_for, RetryFor::BY_MODE);
-        assert!(migrate.run.security.plaintext);
+        assert!(migrate.security.plaintext);
     }
 
     /// The help names the defaults, and the engine has them.
@@ -454,19 +474,19 @@ mod tests {
             RetryFor::always(Duration::from_secs(300))
         );
         assert_eq!(second.options.journaled.devices.allow_device, ["a", "b"]);
-        assert_eq!(second.run.resume, Some(Some("/j/s.json".into())));
-        assert_eq!(second.run.json, Some("-".into()));
-        assert!(second.run.security.plaintext);
+        assert_eq!(second.recovery.resume, Some(Some("/j/s.json".into())));
+        assert_eq!(second.output.json, Some("-".into()));
+        assert!(second.security.plaintext);
         let third = migrate("--resume --allow-device b").resumed(second.options.clone(), false);
         assert_eq!(third.options, second.options);
-        assert!(!third.run.security.plaintext);
+        assert!(!third.security.plaintext);
     }
 
     #[test]
     fn resume_takes_a_file_or_searches() {
         let parse = |words: &str| {
-            let run = try_migrate(&format!("unix:/s {words}")).ok()?.run;
-            Some((run.resume, run.qmp))
+            let migrate = try_migrate(&format!("unix:/s {words}")).ok()?;
+            Some((migrate.recovery.resume, migrate.qmp))
         };
         assert_eq!(parse(""), None, "no QEMU");
         assert_eq!(parse("--resume"), Some((Some(None), None)));

@@ -6,6 +6,7 @@
 //! [`JournaledOptions`], and into the journal's records (`journal/record/`). Options that only
 //! benchmarks and tests need are hidden.
 
+mod advertised_address;
 mod allow_device;
 mod bandwidth;
 mod bench_options;
@@ -13,6 +14,7 @@ mod bytes;
 mod check;
 mod control;
 mod convergence;
+mod daemon;
 mod dashboard;
 mod destination_address;
 mod dirty_rate;
@@ -28,6 +30,7 @@ mod headings;
 #[cfg(test)]
 mod help_tests;
 mod incoming_domain;
+mod incoming_guest;
 mod invite;
 mod journal_folder;
 mod journaled_options;
@@ -35,14 +38,17 @@ mod latency_options;
 mod migrate;
 mod mistakes;
 mod mode;
+mod output_options;
 mod read_ahead;
 mod receive;
+mod receiver;
+mod recovery;
 mod report;
 pub(crate) mod requested_output;
-mod run_options;
 mod running;
 mod security;
 mod ssh;
+mod ssh_session;
 mod status;
 
 use std::path::Path;
@@ -55,6 +61,7 @@ pub(crate) use bench_options::BenchOptions;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};
 pub(crate) use convergence::{ConvergenceOptions, MAX_DOWNTIME_MS, WhenStalled};
+pub(crate) use daemon::Daemon;
 pub(crate) use dashboard::Dashboard;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use disks::DiskArgs;
@@ -63,19 +70,23 @@ pub(crate) use estimate::Estimate;
 pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
 pub(crate) use guest_name::{DEFAULT as DEFAULT_GUEST_NAME, parse as parse_guest_name};
+pub(crate) use incoming_guest::ReceiveOptions;
 pub(crate) use invite::{DEFAULT_WAIT, Invite};
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use latency_options::LatencyOptions;
 pub(crate) use migrate::{Migrate, MigrateOptions};
 pub(crate) use mistakes::parse;
 pub(crate) use mode::RequestedMode;
+pub(crate) use output_options::{OutputOptions, ProgressFormat};
 pub(crate) use read_ahead::MAX_READ_AHEAD;
-pub(crate) use receive::{Receive, ReceiveOptions};
+pub(crate) use receive::{Receive, StartedBy};
+pub(crate) use receiver::Receiver;
+pub(crate) use recovery::{GiveUpOptions, RecoveryOptions};
 pub(crate) use report::Report;
-pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use running::RunningMigration;
-pub(crate) use security::{InvitationArg, Security};
+pub(crate) use security::{CertificateFiles, InvitationArg, Security};
 pub(crate) use ssh::Words;
+pub(crate) use ssh_session::SshSession;
 pub(crate) use status::MigrationStatus;
 
 /// What the exit status says, and what is set in the environment.
@@ -92,7 +103,7 @@ Exit status:
   4  The guest is lost: during post-copy, the destination's QEMU ended, or the source's QEMU
      ended while it held pages in private memory
 
-Exit status of receive --daemon and of invite:
+Exit status of daemon and of invite:
   0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed, or withdrawn
   1  (invite) The daemon refuses. The message says why
   2  Otherwise
@@ -145,7 +156,9 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Wait at the destination for a guest
     Receive(Box<Receive>),
-    /// Ask the `receive --daemon` of this host for an invitation
+    /// Receive any number of guests on one port, by invitations or certificates
+    Daemon(Daemon),
+    /// Ask the `hikkoshi daemon` of this host for an invitation
     Invite(Invite),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
@@ -170,45 +183,36 @@ pub(crate) enum Command {
     /// Restore the guest if `migrate` is killed (started by `migrate`)
     #[command(hide = true)]
     Guard(Guard),
+    /// Receive a guest (started by `daemon`)
+    #[command(hide = true)]
+    Receiver(Box<Receiver>),
+    /// Receive a guest (started by `migrate --ssh` at the destination)
+    #[command(hide = true)]
+    SshSession(Box<SshSession>),
     /// Write the manual pages and the completions of shells (for packages)
     #[command(hide = true)]
     Generate(Generate),
 }
 
 impl Command {
-    /// The options that all sides of a migration have, if this is one.
-    pub(crate) fn run_options(&self) -> Option<&RunOptions> {
+    /// The options of recovery, if this is one side of a migration.
+    pub(crate) fn recovery(&self) -> Option<&RecoveryOptions> {
         match self {
-            Self::Receive(receive) => Some(&receive.run),
-            Self::Migrate(migrate) => Some(&migrate.run),
-            Self::Status(_)
-            | Self::Set(_)
-            | Self::Switch(_)
-            | Self::Cancel(_)
-            | Self::Check(_)
-            | Self::Invite(_)
-            | Self::DirtyRate(_)
-            | Self::Report(_)
-            | Self::Dashboard(_)
-            | Self::Estimate(_)
-            | Self::Guard(_)
-            | Self::Generate(_) => None,
+            Self::Receive(receive) => Some(&receive.recovery),
+            Self::Receiver(receiver) => Some(&receiver.recovery),
+            Self::SshSession(session) => Some(&session.recovery),
+            Self::Migrate(migrate) => Some(&migrate.recovery),
+            _ => None,
         }
-    }
-
-    /// Whether this is one side of a migration.
-    pub(crate) fn is_migration(&self) -> bool {
-        let is_daemon = matches!(self, Self::Receive(receive) if receive.daemon);
-        self.run_options().is_some() && !is_daemon
     }
 
     /// Whether standard error is for a program to read.
     pub(crate) fn writes_json(&self) -> bool {
         match self {
+            Self::Receive(receive) => receive.output.progress == ProgressFormat::Json,
+            Self::Migrate(migrate) => migrate.output.progress == ProgressFormat::Json,
             Self::Guard(guard) => guard.json,
-            _ => self
-                .run_options()
-                .is_some_and(|run| run.progress == ProgressFormat::Json),
+            _ => false,
         }
     }
 
@@ -219,7 +223,10 @@ impl Command {
             Self::Invite(invite) => invite.json.as_deref(),
             Self::DirtyRate(rate) => rate.json.as_deref(),
             Self::Estimate(estimate) => estimate.json.as_deref(),
-            _ => self.run_options()?.json.as_deref(),
+            Self::Receive(receive) => receive.output.json.as_deref(),
+            Self::Receiver(receiver) => Some(&receiver.json),
+            Self::Migrate(migrate) => migrate.output.json.as_deref(),
+            _ => None,
         }
     }
 }

@@ -9,42 +9,40 @@ use clap::Args;
 use super::headings::SECURITY;
 
 /// Protection of the links; options of both sides.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Security {
     /// Do not encrypt, even beyond this host
     ///
     /// Anyone on the network path can read and change the guest's memory. Give it on both sides.
-    #[arg(verbatim_doc_comment, long, help_heading = SECURITY)]
+    #[arg(verbatim_doc_comment,
+        long,
+        conflicts_with_all = ["tls_ca", "tls_cert", "tls_key"],
+        help_heading = SECURITY
+    )]
     pub plaintext: bool,
 
+    #[command(flatten)]
+    pub certificates: CertificateFiles,
+}
+
+/// The certificates of one side: all three files, or none.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct CertificateFiles {
     /// Encrypt; trust certificates issued by the authorities in FILE (PEM)
     #[arg(
         long,
         value_name = "FILE",
         requires_all = ["tls_cert", "tls_key"],
-        conflicts_with = "plaintext",
         help_heading = SECURITY
     )]
     pub tls_ca: Option<PathBuf>,
 
     /// This side's certificate, with intermediate certificates if any (PEM)
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "tls_ca",
-        conflicts_with = "plaintext",
-        help_heading = SECURITY
-    )]
+    #[arg(long, value_name = "FILE", requires = "tls_ca", help_heading = SECURITY)]
     pub tls_cert: Option<PathBuf>,
 
     /// This side's private key (PEM)
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "tls_ca",
-        conflicts_with = "plaintext",
-        help_heading = SECURITY
-    )]
+    #[arg(long, value_name = "FILE", requires = "tls_ca", help_heading = SECURITY)]
     pub tls_key: Option<PathBuf>,
 }
 

@@ -8,7 +8,7 @@ use hikkoshi_link::Address;
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
 
-use crate::args::RunOptions;
+use crate::args::RecoveryOptions;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::no_journal::no_journal;
 use crate::commands::resume_command::{cannot_resume, quoted};
@@ -30,13 +30,13 @@ pub(super) fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool 
 /// Locks and reads the journal in `file`, or the one that the options lead to.
 pub(super) fn find<E: Entry>(
     guest: Option<&NamedGuest>,
-    run: &RunOptions,
+    recovery: &RecoveryOptions,
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
     let path = match file {
         // The lock is beside the journal, and not beside a link to it.
         Some(path) => JournalFile::resolve(path).map_err(|error| unusable::<E>(path, &error))?,
-        None => search::<E>(guest, run)?,
+        None => search::<E>(guest, recovery)?,
     };
     if !path.exists() {
         let what = format!("there is no journal at {}", path.display());
@@ -64,8 +64,11 @@ fn unusable<E: Entry>(path: &Path, error: &io::Error) -> Exit {
     cannot_resume::<E>(reason, &io::Error::other(what), path)
 }
 
-fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<PathBuf, Exit> {
-    let folder = run.journals.path();
+fn search<E: Entry>(
+    guest: Option<&NamedGuest>,
+    recovery: &RecoveryOptions,
+) -> Result<PathBuf, Exit> {
+    let folder = recovery.journals.path();
     let found = journal::find::<E>(&folder, guest).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
         let next = "the guest may have been handed over, and nothing was changed";

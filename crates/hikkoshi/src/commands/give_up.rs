@@ -16,14 +16,14 @@ use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, QemuSource};
 
-use crate::args::{Migrate, Receive, RunOptions};
+use crate::args::{GiveUpOptions, Migrate, Receive};
 use crate::commands::find_journal::find;
 use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
 use crate::commands::print_result::print_moved;
 use crate::commands::reattach_destination::reattach;
-use crate::commands::receive::waiting_mark::WaitingMark;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
+use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::progress::Notices;
 use crate::output::reason::Reason;
@@ -41,11 +41,12 @@ pub(super) fn source(
     file: Option<&Path>,
     cancel: CancelFlag,
 ) -> Result<ExitStatus, Exit> {
-    let (file, entry) = find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
+    let (file, entry) =
+        find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.recovery, file)?;
     let stage = entry.engine.stage;
     let address = entry.qemu.identity.monitor.clone();
     let again = resume_command::<SourceEntry>(file.path());
-    require_confirmation(&args.run, source_consequence(stage).as_deref())
+    require_confirmation(&args.give_up, source_consequence(stage).as_deref())
         .map_err(|exit| exit.resumed_by(&again))?;
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(ExitStatus::Unfinished, reason, error).resumed_by(&again)
@@ -79,7 +80,7 @@ pub(super) fn source(
     }
     if stage == SourceStage::Done {
         let what = "the guest runs at the destination, with all of its pages";
-        return print_moved(&args.run, what, None);
+        return print_moved(&args.output, what, None);
     }
     Err(Exit::new(ExitStatus::AtSource, Reason::GivenUp, GIVEN_UP)
         .with("the guest runs at the source"))
@@ -111,10 +112,10 @@ pub(super) fn destination(
     cancel: CancelFlag,
 ) -> Result<ExitStatus, Exit> {
     let (file, entry) =
-        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
+        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.recovery, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
     let again = resume_command::<DestinationEntry>(file.path());
-    require_confirmation(&args.run, destination_consequence(stage))
+    require_confirmation(&args.give_up, destination_consequence(stage))
         .map_err(|exit| exit.resumed_by(&again))?;
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(ExitStatus::Unfinished, reason, error).resumed_by(&again)
@@ -170,7 +171,7 @@ pub(super) fn destination(
     Err(match stage {
         DestinationStage::Complete => {
             let what = "the guest runs here with all of its pages; its source was not informed";
-            return print_moved(&args.run, what, None);
+            return print_moved(&args.output, what, None);
         }
         DestinationStage::Ready => given_up(ExitStatus::AtSource)
             .with(format!(
@@ -208,9 +209,9 @@ fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
     }
 }
 
-fn require_confirmation(run: &RunOptions, consequence: Option<&str>) -> Result<(), Exit> {
+fn require_confirmation(options: &GiveUpOptions, consequence: Option<&str>) -> Result<(), Exit> {
     match consequence {
-        Some(consequence) if !run.other_side_is_lost => {
+        Some(consequence) if !options.other_side_is_lost => {
             let what = format!("giving up the migration: {consequence}");
             let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
             Err(Exit::new(ExitStatus::Unfinished, Reason::ConfirmationNeeded, what).with(next))

@@ -1,4 +1,4 @@
-//! `hikkoshi invite`: asks the `receive --daemon` of this host for an invitation.
+//! `hikkoshi invite`: asks the `hikkoshi daemon` of this host for an invitation.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -11,9 +11,7 @@ use hikkoshi_linux::connect_unix;
 use serde_json::{Value, json};
 
 use crate::args::{DEFAULT_WAIT, Invite};
-use crate::commands::receive::daemon::request::{
-    self, Machine, Question, RefusalKind, Reply, Request,
-};
+use crate::commands::daemon::request::{self, Machine, Question, RefusalKind, Reply, Request};
 use crate::journal::absolute;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -71,7 +69,7 @@ pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
         Err(error) => {
             let hint = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    " (does 'hikkoshi receive --daemon' run, with the same --journal?)"
+                    " (does 'hikkoshi daemon' run, with the same --journal?)"
                 }
                 io::ErrorKind::PermissionDenied => " (run as the user who runs the daemon)",
                 io::ErrorKind::WouldBlock => " (it has not answered in time: is it stopped?)",

@@ -39,17 +39,21 @@ impl NamedGuest {
             name,
             uri: args.domain.connect.clone(),
         });
-        domain.or_else(|| args.run.qmp.clone().map(Self::Socket))
+        domain.or_else(|| args.qmp.clone().map(Self::Socket))
     }
 
     /// The QEMU that the options of `receive` name, if they do.
     pub(crate) fn destination(args: &Receive) -> Option<Self> {
         // With --template, the machine is started first.
         let of_template = || {
-            let name = args.name.as_deref().filter(|_| args.run.resume.is_some())?;
-            Some(machine_socket(&args.run.journals.path(), name))
+            let name = args
+                .template
+                .name
+                .as_deref()
+                .filter(|_| args.recovery.resume.is_some())?;
+            Some(machine_socket(&args.recovery.journals.path(), name))
         };
-        let socket = args.run.qmp.clone().or_else(of_template);
+        let socket = args.guest.qmp.clone().or_else(of_template);
         socket.map(Self::Socket)
     }
 

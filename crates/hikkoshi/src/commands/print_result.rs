@@ -7,7 +7,7 @@ use error_reporter::Report;
 use hikkoshi_engine::Account;
 use serde::Serialize;
 
-use crate::args::RunOptions;
+use crate::args::OutputOptions;
 use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -17,14 +17,14 @@ use crate::status::Session;
 
 /// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
 pub(super) fn print_moved(
-    run: &RunOptions,
+    output: &OutputOptions,
     what: &str,
     quit: Option<&SourceQuit>,
 ) -> Result<ExitStatus, Exit> {
-    if run.json.as_deref() != Some("-".as_ref()) {
+    if !output.has_json_on_stdout() {
         streams::to_stdout(&format!("{what}\n"));
     }
-    if let Some(path) = &run.json {
+    if let Some(path) = &output.json {
         written(report::write_moved(what, quit, path), what, path)?;
     }
     Ok(ExitStatus::Moved)
@@ -38,24 +38,24 @@ pub(super) fn print_result(
     next: Option<&str>,
     extras: SourceExtras<'_>,
 ) -> Result<(), Exit> {
-    let run = session.options();
+    let output = session.options();
     session.end_display();
     let migration = session.migration();
     let result = Written::new(account, migration.as_ref(), extras);
     session.set_account(result.value());
-    if run.json.as_deref() != Some("-".as_ref()) {
+    if !output.has_json_on_stdout() {
         let guest = migration.as_ref().map_or("", |migration| &migration.guest);
         let mut lines = vec![
             Lines::new(Colour::Good, named(guest, what)),
             Lines::new(Colour::Plain, report::summary(account)),
         ];
         lines.extend(next.map(|next| Lines::new(Colour::Next, next)));
-        if run.verbose {
+        if output.result.verbose {
             lines.push(Lines::new(Colour::Plain, report::details(account)));
         }
         streams::lines_to_stdout(&lines);
     }
-    if let Some(path) = &run.json {
+    if let Some(path) = &output.json {
         written(report::write_object(&result, path), what, path)?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use crate::args::RunOptions;
+use crate::args::RecoveryOptions;
 use crate::commands::shell_words;
 use crate::journal::{self, Entry};
 use crate::output::exit::{Exit, ExitStatus};
@@ -51,8 +51,8 @@ pub(super) fn not_resumed<E: Entry>(journal: &Path) -> impl Fn(Exit) -> Exit + u
 
 /// What has failed before a journal was looked for: with `--resume` there may be one, and the
 /// service manager tries again.
-pub(crate) fn before_search(run: &RunOptions) -> impl Fn(Exit) -> Exit + use<> {
-    let resumes = run.resume.is_some();
+pub(crate) fn before_search(recovery: &RecoveryOptions) -> impl Fn(Exit) -> Exit + use<> {
+    let resumes = recovery.resume.is_some();
     move |exit| {
         if !resumes {
             return exit;

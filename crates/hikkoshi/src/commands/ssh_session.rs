@@ -1,17 +1,16 @@
-//! The session between `migrate --ssh` and the `receive --ssh-session` that it starts.
+//! The session between `migrate --ssh` and the `ssh-session` that it starts.
 //!
 //! ```text
-//! migrate ── (standard input, held open) ──▶ receive   its end: no source will come
+//! migrate ── (standard input, held open) ──▶ session   its end: no source will come
 //!         ◀─ one line on standard output ──            the invitation, or that it listens,
 //!                                                      or that another process does
 //!         ◀─ lines on standard error ──────            messages
 //! ```
 //!
-//! Once a source has connected, `receive` does not depend on the session any more: its end is not a
-//! signal (SIGHUP), and messages that cannot be written are dropped. A guest that runs at the
+//! Once a source has connected, `ssh-session` does not depend on the session any more: its end is
+//! not a signal (SIGHUP), and messages that cannot be written are dropped. A guest that runs at the
 //! destination needs this engine for its missing pages.
 
-use std::borrow::Cow;
 use std::env;
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,21 +18,24 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_link::Address;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags};
 
-use crate::args::{Receive, RunOptions};
+use crate::args::{Receive, RecoveryOptions, SshSession};
+use crate::commands::resume_command::before_search;
+use crate::commands::{receive, signals};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
-/// The line by which `receive --resume` says that it listens.
+/// The line by which it says that it listens: with `--resume`.
 pub(super) const LISTENING: &str = "hikkoshi-listening";
 
-/// The line by which `receive --resume` says that another process resumes the migration.
+/// The line by which it says that another process resumes the migration.
 pub(super) const BUSY: &str = "hikkoshi-busy";
 
-/// How long a `receive` waits for its source, unless `--wait-for` says otherwise: the source
+/// How long it waits for its source, unless `--wait-for` says otherwise: the source
 /// connects when it has the invitation. If its host is lost, the end of the session may be noticed
 /// much later.
 pub(super) const WAIT: Duration = Duration::from_secs(60);
@@ -44,25 +46,36 @@ const CONNECTION: &str = "SSH_CONNECTION";
 /// A file for each user whose runtime directory stays when the user logs out (loginctl(1)).
 const LINGERING: &str = "/var/lib/systemd/linger";
 
+pub(crate) fn run(args: &SshSession) -> Result<ExitStatus, Exit> {
+    let cancel = prepare(&args.recovery).map_err(before_search(&args.recovery))?;
+    receive::receive_guest(&with_address(args), cancel)
+}
+
+fn prepare(recovery: &RecoveryOptions) -> Result<CancelFlag, Exit> {
+    check(recovery)?;
+    detach();
+    signals::cancel_except_on_hangup()
+}
+
 /// Refuses a session whose end would not be noticed, or would remove the journal.
 ///
 /// # Errors
 /// Standard input is a terminal, or the run folder does not stay when the user logs out.
-pub(super) fn check(run: &RunOptions) -> Result<(), Exit> {
+fn check(recovery: &RecoveryOptions) -> Result<(), Exit> {
     if io::stdin().is_terminal() {
         let what = "standard input is a terminal, whose end does not end the wait for a source: \
-                    --ssh-session needs a session without one (no -t in --rsh)";
+                    a session without one is needed (no -t in --rsh)";
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
     // A migration is resumed in any case: its journal is there now.
-    if run.resume.is_some() {
+    if recovery.resume.is_some() {
         return Ok(());
     }
     let runtime = env::var_os("XDG_RUNTIME_DIR").unwrap_or_default();
     // sshd sets it (sshd(8)).
     let user = env::var("LOGNAME").unwrap_or_default();
     check_folder(
-        &run.journals.path(),
+        &recovery.journals.path(),
         Path::new(&runtime),
         Path::new(LINGERING),
         &user,
@@ -105,18 +118,16 @@ pub(super) fn detach() {
     }
 }
 
-/// The same command with an address to listen on: by default the one that the source's ssh has
-/// connected to.
-pub(super) fn with_address(args: &Receive) -> Cow<'_, Receive> {
-    if !args.ssh_session || args.listen.is_some() || args.run.resume.is_some() {
-        return Cow::Borrowed(args);
+/// What is received, with an address to listen on: by default the one that the source's ssh has
+/// connected to. A migration that is resumed has its own.
+fn with_address(args: &SshSession) -> Receive {
+    if args.listen.is_some() || args.recovery.resume.is_some() {
+        return args.receive(args.listen.clone());
     }
     let given = args.ssh_connection.as_deref().and_then(own_address);
     let own = given.or_else(|| own_address(&env::var(CONNECTION).ok()?));
     let address = own.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let mut args = args.clone();
-    args.listen = Some(Address::Tcp(SocketAddr::new(address, 0).to_string()));
-    Cow::Owned(args)
+    args.receive(Some(Address::Tcp(SocketAddr::new(address, 0).to_string())))
 }
 
 /// This host's address in `SSH_CONNECTION`. A link-local IPv6 address has a scope that other hosts
@@ -172,9 +183,9 @@ mod tests {
     fn the_address_that_the_shell_passes_on_is_used() {
         use clap::Parser;
         let listen = |more: &[&str]| {
-            let words = ["hikkoshi", "receive", "--qmp", "/q", "--ssh-session"];
+            let words = ["hikkoshi", "ssh-session", "--qmp", "/q"];
             let args = crate::args::Args::parse_from([&words[..], more].concat());
-            let crate::args::Command::Receive(args) = args.command else {
+            let crate::args::Command::SshSession(args) = args.command else {
                 panic!("{args:?}");
             };
             with_address(&args).listen.as_ref().map(ToString::to_string)

@@ -13,12 +13,13 @@ use crate::commands::{signals, ssh_session};
 
 /// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe,
 /// waits only while another process can read it: if the program that was to pass it on has failed,
-/// no source will come. With `--ssh-session`, waits only as long as the session lasts, and not
-/// long. If a daemon passes the connection of a source on standard input, waits only until the
-/// source closes it.
+/// no source will come. For a source that has started this by ssh, waits only as long as the
+/// session lasts, and not long. If a daemon passes the connection of a source on standard input,
+/// waits only until the source closes it.
 pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
-    let in_session = args.ssh_session;
+    let in_session = args.is_in_session();
     let wait_for = args
+        .guest
         .wait_for
         .or_else(|| in_session.then_some(ssh_session::WAIT));
     let begun = Instant::now();
@@ -26,9 +27,9 @@ pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
     // Another process reads it then. A file keeps the invitation, and a user may have read it on a
     // terminal before closing that.
     // A daemon that is restarted does not end the receivers that it has started.
-    let reader = invitation && args.receiver.is_none() && ssh_session::is_pipe(&stdout);
+    let reader = invitation && args.name_for_daemon().is_none() && ssh_session::is_pipe(&stdout);
     let stdin = io::stdin();
-    let asked_for = args.receiver.is_some() && is_socket(&stdin);
+    let asked_for = args.name_for_daemon().is_some() && is_socket(&stdin);
     WaitLimit::until(move || match wait_for {
         Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::TimedOut(limit)),
         _ if in_session && ssh_session::has_ended() => Some(WaitEnded::SessionEnded),

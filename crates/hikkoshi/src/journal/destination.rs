@@ -13,7 +13,7 @@ use super::entry::DestinationEntry;
 use super::file::JournalFile;
 use super::paths::absolute_address;
 use crate::args::ReceiveOptions;
-use crate::commands::receive::waiting_mark::WaitingMark;
+use crate::machines::WaitingMark;
 
 /// Writes the journal when the engine reports a change.
 #[derive(Debug)]

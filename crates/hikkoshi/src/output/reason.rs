@@ -52,7 +52,7 @@ reasons! {
     NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",
     Unsupported "unsupported" "This host's kernel or this guest does not support the requested mode.",
     System "system" "The system refused something that hikkoshi needs: a thread, a process, a signal handler.",
-    Remote "remote" "`hikkoshi receive` could not be started at the destination (`--ssh`), or its `receive --daemon` has refused (`--name`).",
+    Remote "remote" "`hikkoshi receive` could not be started at the destination (`--ssh`), or its `hikkoshi daemon` has refused (`--name`).",
     Connect "connect" "The source could not connect to the destination.",
     Refused "refused" "The destination refused the guest.",
     Link "link" "A link between the hosts failed or timed out.",
@@ -74,9 +74,9 @@ reasons! {
     MemoryLost "memory_lost" "The source's QEMU ended in post-copy, and its private memory with pages that the destination needs.",
     GivenUp "given_up" "The migration was given up with `--give-up`.",
     AccountNotWritten "account_not_written" "The guest was moved, but the result could not be written.",
-    Daemon "daemon" "`hikkoshi invite` got no invitation from the `receive --daemon` of this host.",
-    NameTaken "name_taken" "The `receive --daemon` of this host receives or awaits a guest of this name.",
-    Full "full" "The `receive --daemon` of this host receives or awaits as many guests as it may.",
+    Daemon "daemon" "`hikkoshi invite` got no invitation from the `hikkoshi daemon` of this host.",
+    NameTaken "name_taken" "The `hikkoshi daemon` of this host receives or awaits a guest of this name.",
+    Full "full" "The `hikkoshi daemon` of this host receives or awaits as many guests as it may.",
 }
 
 impl Reason {

@@ -11,7 +11,7 @@ use super::errors::{
     usage,
 };
 use super::invitation_address::InvitationAddress;
-use crate::args::Receive;
+use crate::args::{Receive, StartedBy};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -34,27 +34,21 @@ pub(crate) enum Acceptor {
 impl Acceptor {
     /// For a new migration.
     pub(crate) fn new(args: &Receive, listen: &Address) -> Result<Self, Exit> {
-        let security = &args.run.security;
-        if let Some(certificates) = certificates::read(security)? {
-            if args.advertise.is_some() {
-                // The daemon has both.
-                return Err(usage(
-                    "--advertise is for invitations, and with --tls-ca there is none",
-                ));
-            }
+        let security = &args.security;
+        if let Some(certificates) = certificates::read(&security.certificates)? {
             return TlsServer::certified(certificates)
                 .map(Self::Authority)
                 .map_err(|error| credentials(Report::new(error)));
         }
         let allowed_beyond = security.plaintext;
-        let invite = args.invite || args.advertise.is_some() || args.ssh_session;
+        let invite = args.invite || args.address.advertise.is_some();
         let local = listen
             .is_local()
             .map_err(|error| usage(Report::new(error)))?;
         if security.plaintext || (local && !invite) {
             return Ok(Self::Plaintext { allowed_beyond });
         }
-        let address = InvitationAddress::new(args.advertise.as_ref(), listen)?;
+        let address = InvitationAddress::new(args.address.advertise.as_ref(), listen)?;
         let server = TlsServer::inviting().map_err(|error| credentials(Report::new(error)))?;
         Ok(Self::Invitation(server, address))
     }
@@ -65,7 +59,7 @@ impl Acceptor {
         listen: &Address,
         recorded: Option<DestinationCredentials>,
     ) -> Result<Self, Exit> {
-        let security = &args.run.security;
+        let security = &args.security;
         let Some(recorded) = recorded else {
             check_still_plaintext(security, listen)?;
             return Ok(Self::Plaintext {
@@ -73,7 +67,7 @@ impl Acceptor {
             });
         };
         check_still_encrypted(security)?;
-        let server = match certificates::read(security)? {
+        let server = match certificates::read(&security.certificates)? {
             Some(certificates) => TlsServer::certified(certificates),
             None => recorded.server(),
         };
@@ -94,7 +88,7 @@ impl Acceptor {
 
     /// Whether an invitation will be printed on standard output.
     pub(crate) fn prints_invitation(&self, args: &Receive) -> bool {
-        matches!(self, Self::Invitation(..)) && !stdout_is_for_json(args)
+        matches!(self, Self::Invitation(..)) && !args.output.has_json_on_stdout()
     }
 
     /// Starts to listen.
@@ -142,15 +136,15 @@ impl Acceptor {
                 if let Some(notice) = invitation_address.notice() {
                     observer.notice(&notice);
                 }
-                let guest = match args.domain.connect {
+                let guest = match args.guest.domain.connect {
                     Some(_) => "--domain NAME",
                     None => "--qmp PATH",
                 };
                 // Another program reads it there, and people do not see it.
-                if args.ssh_session || args.receiver.is_some() {
+                if args.started_by != StartedBy::Operator {
                     observer.notice(&waiting);
                 } else {
-                    let place = match stdout_is_for_json(args) {
+                    let place = match args.output.has_json_on_stdout() {
                         true => "the next line",
                         false => "the line on standard output",
                     };
@@ -171,21 +165,16 @@ impl Acceptor {
 
 /// Prints the invitation on a line of its own.
 fn print(invitation: &Invitation, args: &Receive) -> Result<(), Exit> {
-    if stdout_is_for_json(args) {
+    if args.output.has_json_on_stdout() {
         streams::invitation(&invitation.to_string());
         return Ok(());
     }
     match streams::try_to_stdout(&format!("{invitation}\n")) {
         // Its daemon has ended: no source can get the invitation.
-        Err(error) if args.receiver.is_some() => {
+        Err(error) if args.name_for_daemon().is_some() => {
             let what = format!("printing the invitation: {}", Report::new(&error));
             Err(Exit::new(ExitStatus::AtSource, Reason::System, what).with("nothing was changed"))
         }
         _ => Ok(()),
     }
-}
-
-/// Whether standard output is for the JSON object only.
-fn stdout_is_for_json(args: &Receive) -> bool {
-    args.run.json.as_deref() == Some("-".as_ref())
 }

@@ -6,13 +6,13 @@ use hikkoshi_engine::Observer;
 use hikkoshi_link::tls::Certificates;
 
 use super::errors;
-use crate::args::Security;
+use crate::args::CertificateFiles;
 use crate::journal;
 use crate::output::exit::Exit;
 
 /// Reads the certificates; `None` if none are given.
-pub(super) fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
-    match (&security.tls_ca, &security.tls_cert, &security.tls_key) {
+pub(super) fn read(files: &CertificateFiles) -> Result<Option<Certificates>, Exit> {
+    match (&files.tls_ca, &files.tls_cert, &files.tls_key) {
         (Some(ca), Some(cert), Some(key)) => {
             // The journal names them, and --resume may run in another working directory.
             let [ca, cert, key] = [ca, cert, key].map(|path| journal::absolute(path));
@@ -25,15 +25,15 @@ pub(super) fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
 }
 
 /// Warns if users other than its owner can read the private key.
-pub(crate) fn warn_of_readable_key(security: &Security, observer: &dyn Observer) {
-    if let Some(warning) = readable_key(security) {
+pub(crate) fn warn_of_readable_key(files: &CertificateFiles, observer: &dyn Observer) {
+    if let Some(warning) = readable_key(files) {
         observer.notice(&warning);
     }
 }
 
 /// The warning, if users other than its owner can read the private key.
-pub(crate) fn readable_key(security: &Security) -> Option<String> {
-    let key = security.tls_key.as_ref()?;
+pub(crate) fn readable_key(files: &CertificateFiles) -> Option<String> {
+    let key = files.tls_key.as_ref()?;
     // An error is reported where the key is read.
     let metadata = std::fs::metadata(key).ok()?;
     let readers = readers(metadata.permissions().mode())?;
@@ -75,14 +75,12 @@ mod tests {
         let key = tempfile::NamedTempFile::new().unwrap();
         let notice = |mode| {
             std::fs::set_permissions(key.path(), Permissions::from_mode(mode)).unwrap();
-            let security = Security {
-                plaintext: false,
-                tls_ca: None,
-                tls_cert: None,
+            let files = CertificateFiles {
                 tls_key: Some(key.path().to_owned()),
+                ..CertificateFiles::default()
             };
             let notices = Notices::default();
-            warn_of_readable_key(&security, &notices);
+            warn_of_readable_key(&files, &notices);
             notices.0.into_inner().unwrap().join("\n")
         };
         assert_eq!(notice(0o600), "");

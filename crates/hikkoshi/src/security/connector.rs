@@ -34,7 +34,7 @@ pub(crate) fn remote(
     let Some(address) = address.cloned() else {
         return Err(usage("neither an address nor an invitation is given"));
     };
-    if let Some(certificates) = certificates::read(security)? {
+    if let Some(certificates) = certificates::read(&security.certificates)? {
         let host = address.host().unwrap_or("localhost");
         let tls = Some(
             TlsClient::certified(certificates, host)
@@ -72,16 +72,16 @@ pub(crate) fn invited(argument: &InvitationArg) -> Result<Remote, Exit> {
     })
 }
 
-/// How the `receive --daemon` at `address` is asked for an invitation: by a certificate.
+/// How the `hikkoshi daemon` at `address` is asked for an invitation: by a certificate.
 pub(crate) fn certified(address: &Address, security: &Security) -> Result<TlsClient, Exit> {
-    let Some(certificates) = certificates::read(security)? else {
+    let Some(certificates) = certificates::read(&security.certificates)? else {
         return Err(usage("--name needs certificates: --tls-ca"));
     };
     let host = address.host().unwrap_or("localhost");
     TlsClient::certified(certificates, host).map_err(|error| credentials(Report::new(error)))
 }
 
-/// The destination of the guest `name`: the `receive --daemon` at `address` admits the certificate
+/// The destination of the guest `name`: the `hikkoshi daemon` at `address` admits the certificate
 /// of `client`, and is asked for an invitation. The receiver ends if the request is dropped before
 /// the guest is on its way.
 pub(crate) fn invited_by_certificate(
@@ -98,7 +98,7 @@ pub(crate) fn invited_by_certificate(
             _ => Reason::Connect,
         };
         let what = format!(
-            "asking the 'hikkoshi receive --daemon' at {address} for an invitation: {}",
+            "asking the 'hikkoshi daemon' at {address} for an invitation: {}",
             Report::new(&error)
         );
         // The guest's QEMU has not been looked at.
@@ -122,7 +122,7 @@ pub(crate) fn resumed_remote(
     address: &Address,
     recorded: Option<SourceCredentials>,
 ) -> Result<Remote, Exit> {
-    let security = &args.run.security;
+    let security = &args.security;
     let address = args.address.as_ref().unwrap_or(address).clone();
     let tls = match recorded {
         None => {
@@ -132,7 +132,7 @@ pub(crate) fn resumed_remote(
         Some(recorded) => {
             check_still_encrypted(security)?;
             let host = address.host().unwrap_or("localhost");
-            let client = match certificates::read(security)? {
+            let client = match certificates::read(&security.certificates)? {
                 Some(certificates) => TlsClient::certified(certificates, host),
                 None => recorded.client(),
             };

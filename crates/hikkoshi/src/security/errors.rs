@@ -34,7 +34,7 @@ pub(super) fn beyond_this_machine(address: &Address) -> String {
 /// Checks the options for resuming a migration that began without encryption: the other side does
 /// not encrypt.
 pub(super) fn check_still_plaintext(security: &Security, address: &Address) -> Result<(), Exit> {
-    if security.tls_ca.is_some() {
+    if security.certificates.tls_ca.is_some() {
         return Err(usage("this migration began without encryption").with("leave --tls-ca out"));
     }
     if security.plaintext

@@ -10,7 +10,7 @@ use hikkoshi_link::tls::TlsServer;
 
 use super::certificates;
 use super::errors::credentials;
-use crate::args::Security;
+use crate::args::CertificateFiles;
 use crate::output::exit::Exit;
 use crate::output::streams;
 
@@ -21,7 +21,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A certificate, its key and its authorities, as they are in their files now.
 #[derive(Debug)]
 pub(crate) struct RenewedCertificate {
-    security: Security,
+    paths: CertificateFiles,
     read: Mutex<Read>,
 }
 
@@ -41,9 +41,9 @@ type FileVersion = (u64, u64, u64, i64, i64);
 impl RenewedCertificate {
     /// Reads the certificate that the options name; `None`: they name none. One that cannot be used
     /// is reported: it may be renewed.
-    pub(crate) fn read(security: &Security) -> Option<Self> {
-        let files = versions(security);
-        let server = match server(security) {
+    pub(crate) fn read(paths: &CertificateFiles) -> Option<Self> {
+        let files = versions(paths);
+        let server = match server(paths) {
             Ok(server) => Some(server?),
             Err(exit) => {
                 streams::notice(&format!(
@@ -55,7 +55,7 @@ impl RenewedCertificate {
             }
         };
         Some(Self {
-            security: security.clone(),
+            paths: paths.clone(),
             read: Mutex::new(Read {
                 files,
                 server,
@@ -67,13 +67,13 @@ impl RenewedCertificate {
     /// The certificate. If a file has changed and cannot be used, it is the one before, if there
     /// was one.
     pub(crate) fn current(&self) -> Option<TlsServer> {
-        let files = versions(&self.security);
+        let files = versions(&self.paths);
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = read.files != files;
         if changed || (read.server.is_none() && read.tried.elapsed() >= RETRY_INTERVAL) {
             read.files = files;
             read.tried = Instant::now();
-            match server(&self.security) {
+            match server(&self.paths) {
                 Ok(server) => {
                     read.server = server;
                     streams::notice(match changed {
@@ -96,14 +96,14 @@ impl RenewedCertificate {
     }
 }
 
-fn server(security: &Security) -> Result<Option<TlsServer>, Exit> {
-    let certificates = certificates::read(security)?;
+fn server(paths: &CertificateFiles) -> Result<Option<TlsServer>, Exit> {
+    let certificates = certificates::read(paths)?;
     let server = certificates.map(TlsServer::certified).transpose();
     server.map_err(|error| credentials(Report::new(error)))
 }
 
-fn versions(security: &Security) -> Vec<Option<FileVersion>> {
-    let files = [&security.tls_ca, &security.tls_cert, &security.tls_key];
+fn versions(paths: &CertificateFiles) -> Vec<Option<FileVersion>> {
+    let files = [&paths.tls_ca, &paths.tls_cert, &paths.tls_key];
     files.map(|file| file.as_deref().and_then(version)).to_vec()
 }
 

@@ -1,6 +1,6 @@
 //! One run of `migrate` or `receive`, as it is shown and recorded.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,7 +22,7 @@ use super::control;
 use super::renewal::Renewal;
 use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
-use crate::args::RunOptions;
+use crate::args::OutputOptions;
 use crate::output::exit::{self, Exit, ExitStatus};
 use crate::output::progress::{self, Display};
 use crate::output::report::mib;
@@ -55,7 +55,7 @@ pub(crate) struct SessionInfo {
 /// the result of the run.
 #[derive(Debug)]
 pub(crate) struct Session {
-    run: RunOptions,
+    output: OutputOptions,
     shared: Arc<Shared>,
 }
 
@@ -95,18 +95,17 @@ enum Event {
 }
 
 impl Session {
-    /// A session with the display that `run` asks for.
-    pub(crate) fn new(run: &RunOptions, info: SessionInfo) -> Self {
-        let run_folder = run.journals.path();
+    /// A session with the display that `output` asks for.
+    pub(crate) fn new(output: &OutputOptions, run_folder: &Path, info: SessionInfo) -> Self {
         Self {
-            run: run.clone(),
+            output: output.clone(),
             shared: Arc::new_cyclic(|itself| Shared {
                 itself: Weak::clone(itself),
                 info: Mutex::new(info),
                 control: Mutex::default(),
-                folder: StatusFolder::in_run_folder(&run_folder),
-                control_folder: ControlFolder::in_run_folder(&run_folder),
-                display: progress::display(run.progress),
+                folder: StatusFolder::in_run_folder(run_folder),
+                control_folder: ControlFolder::in_run_folder(run_folder),
+                display: progress::display(output.progress),
                 recording: Mutex::default(),
                 account: Mutex::default(),
                 migration: Mutex::default(),
@@ -115,8 +114,8 @@ impl Session {
     }
 
     /// The options of the run.
-    pub(crate) fn options(&self) -> &RunOptions {
-        &self.run
+    pub(crate) fn options(&self) -> &OutputOptions {
+        &self.output
     }
 
     /// The guest's name, if the command line does not have it.
@@ -173,7 +172,9 @@ impl Session {
         {
             streams::notice(&owed);
         }
-        let Some(path) = &self.run.report else { return };
+        let Some(path) = &self.output.result.report else {
+            return;
+        };
         match recording {
             Some(recording) => write_report_of(recording, &self.shared.folder, path),
             None => streams::notice(&format!(

@@ -49,8 +49,8 @@ pub enum SecureError {
     Refused(rustls::AlertDescription),
     /// The destination expects another application protocol.
     #[error(
-        "the destination does not accept this kind of connection: for a 'hikkoshi receive \
-         --daemon' give an invitation (--to), or a certificate with --name; for a 'hikkoshi \
+        "the destination does not accept this kind of connection: for a 'hikkoshi \
+         daemon' give an invitation (--to), or a certificate with --name; for a 'hikkoshi \
          receive' leave --name out"
     )]
     OtherProtocol,

@@ -232,8 +232,7 @@ fn a_machine_is_started_for_the_guest() {
     write_template(&template, &unused.command_line());
     let words = [
         program,
-        "receive",
-        "--ssh-session",
+        "ssh-session",
         "--listen=127.0.0.1:0",
         "--name=unused",
         &format!("--template={}", template.display()),
@@ -369,7 +368,7 @@ fn a_journal_that_goes_with_the_session_is_refused() {
     let receive = |more: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        command.arg(&program).args(["receive", "--ssh-session"]);
+        command.arg(&program).arg("ssh-session");
         command.args(["--qmp", "/nowhere/qmp"]).args(more);
         command.env("XDG_RUNTIME_DIR", &runtime);
         // No user of this name lingers here.
@@ -450,7 +449,7 @@ fn a_receive_that_does_not_start_is_reported() {
     assert_command_refused(resume, 3, &parts);
     // With a terminal, the end of the session would not be noticed.
     let mut command = Command::new("script");
-    let line = format!("{} receive --ssh-session --qmp /q", program.display());
+    let line = format!("{} ssh-session --qmp /q", program.display());
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let exit = Program::start("receive on a terminal", command).wait();
     assert_eq!(exit.code, Some(2), "{exit:?}");

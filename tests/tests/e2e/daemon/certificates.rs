@@ -1,4 +1,4 @@
-//! A `receive --daemon` admits guests by the certificates of their sources.
+//! A `hikkoshi daemon` admits guests by the certificates of their sources.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::{Booted, Daemon, write_template};
@@ -24,13 +24,7 @@ fn host(address: &str) -> &str {
 
 fn daemon_command(run: &Path) -> Command {
     let mut command = Command::new(hikkoshi());
-    command.args([
-        "receive",
-        "--daemon",
-        "--listen",
-        "127.0.0.1:0",
-        "--journal",
-    ]);
+    command.args(["daemon", "--listen", "127.0.0.1:0", "--journal"]);
     command.arg(run);
     command
 }

@@ -1,4 +1,4 @@
-//! Domains of libvirt are received by a `receive --daemon`.
+//! Domains of libvirt are received by a `hikkoshi daemon`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::Daemon;

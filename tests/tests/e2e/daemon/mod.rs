@@ -1,4 +1,4 @@
-//! One `receive --daemon` receives many guests on one port.
+//! One `hikkoshi daemon` receives many guests on one port.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 mod certificates;
@@ -37,9 +37,9 @@ impl Daemon {
 
     /// Starts one by a command that is hikkoshi, with more arguments.
     pub(crate) fn start_by(mut command: Command, run: &Path, address: &str, more: &[&str]) -> Self {
-        command.args(["receive", "--daemon", "--listen", address, "--journal"]);
+        command.args(["daemon", "--listen", address, "--journal"]);
         command.arg(run).args(more);
-        let program = Program::start("receive --daemon", command);
+        let program = Program::start("daemon", command);
         program.wait_stderr("receiving guests at ");
         Self {
             program,
@@ -99,7 +99,7 @@ impl Daemon {
             let words: Vec<_> = words.split(|&byte| byte == 0).collect();
             let named = words
                 .windows(2)
-                .any(|two| two == [b"--receiver", name.as_bytes()]);
+                .any(|two| two == [b"receiver", name.as_bytes()]);
             let found = named && words.contains(&run);
             Pid::from_raw(found.then(|| path.file_name()?.to_str()?.parse().ok())??)
         });

@@ -20,7 +20,7 @@ fn a_daemon_takes_the_socket_of_a_service_manager() {
     let mut command = Command::new("sh");
     let words = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
     command.args(["-c", words, "sh"]).arg(hikkoshi());
-    command.args(["receive", "--daemon", "--journal"]).arg(&run);
+    command.args(["daemon", "--journal"]).arg(&run);
     let mut program = start_with_socket(command, listener);
     program.wait_stderr(&format!("receiving guests at {address}"));
     let daemon = |arguments: &[&str]| {
@@ -59,18 +59,12 @@ fn a_daemon_takes_the_socket_of_a_service_manager() {
     program.wait_stderr("the peer does not use TLS");
     // A second daemon in the same folder.
     let mut second = Command::new(hikkoshi());
-    second.args([
-        "receive",
-        "--daemon",
-        "--listen",
-        "127.0.0.1:0",
-        "--journal",
-    ]);
+    second.args(["daemon", "--listen", "127.0.0.1:0", "--journal"]);
     second.arg(&run);
-    assert_command_refused(second, 2, &["another 'hikkoshi receive --daemon'"]);
+    assert_command_refused(second, 2, &["another 'hikkoshi daemon'"]);
     program.interrupt();
     program.wait().assert(0, &[]);
-    assert_command_refused(daemon(&["--qmp", "/q"]), 2, &["receive --daemon"]);
+    assert_command_refused(daemon(&["--qmp", "/q"]), 2, &["'hikkoshi daemon'"]);
     let full = ["--max-guests", "0"];
     let full = Daemon::start_by(Command::new(hikkoshi()), &run, &unique_address(), &full);
     let part = "0 guests are received or awaited, as many as --max-guests allows";
@@ -80,5 +74,5 @@ fn a_daemon_takes_the_socket_of_a_service_manager() {
 /// Starts a program that has the listener as its standard input.
 fn start_with_socket(mut command: Command, listener: TcpListener) -> Program {
     command.stdin(OwnedFd::from(listener));
-    Program::start_as_it_is("receive --daemon", command)
+    Program::start_as_it_is("daemon", command)
 }

@@ -93,7 +93,7 @@ fn a_receiver_that_is_being_started_is_withdrawn() {
 fn guests_that_need_too_many_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = limited("300", "1000");
-    command.args(["receive", "--daemon", "--listen", "127.0.0.1:0"]);
+    command.args(["daemon", "--listen", "127.0.0.1:0"]);
     command
         .args(["--max-guests", "400", "--journal"])
         .arg(folder.path());

@@ -50,12 +50,12 @@ pub(super) fn choose(
     let request = Request {
         guest: CheckedGuestOf {
             domain: &args.domain,
-            qmp: args.run.qmp.as_deref(),
+            qmp: args.qmp.as_deref(),
             devices: &args.options.journaled.devices,
             disks: args.options.disks.selection(),
         },
         domain: &args.domain,
-        qmp: args.run.qmp.as_deref(),
+        qmp: args.qmp.as_deref(),
         remote: Some(remote),
         allow_cpu_mismatch: args.options.allow_cpu_mismatch,
         round_trip: None,

@@ -38,9 +38,10 @@ use crate::status::{Session, SessionInfo};
 const UNCHANGED: &str = "nothing was changed";
 
 pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
-    let cancel = signals::cancel_on_signals().map_err(before_search(&args.run))?;
+    let cancel = signals::cancel_on_signals().map_err(before_search(&args.recovery))?;
     let session = Session::new(
-        &args.run,
+        &args.output,
+        &args.recovery.journals.path(),
         SessionInfo {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
@@ -50,10 +51,10 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
             working_set: None,
         },
     );
-    let result = match (&args.run.resume, &args.ssh.ssh) {
+    let result = match (&args.recovery.resume, &args.ssh.ssh) {
         (None, Some(host)) => ssh::start(args, host, cancel, &session),
         (None, None) => destination(args).and_then(|to| start(args, &to, cancel, &session)),
-        (Some(file), _) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
+        (Some(file), _) if args.give_up.give_up => give_up::source(args, file.as_deref(), cancel),
         (Some(file), Some(host)) => ssh::resume(args, file.as_deref(), host, cancel, &session),
         (Some(file), None) => resume::resume(args, file.as_deref(), cancel, &session),
     };
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
 enum Destination<'a> {
     /// To this receiver.
     Receiver(Remote),
-    /// To the one that a `receive --daemon` starts for this name, because of a certificate.
+    /// To the one that a `hikkoshi daemon` starts for this name, because of a certificate.
     Named {
         name: &'a str,
         daemon: &'a Address,
@@ -80,10 +81,10 @@ fn destination(args: &Migrate) -> Result<Destination<'_>, Exit> {
         return Ok(Destination::Named {
             name,
             daemon,
-            client: security::certified(daemon, &args.run.security)?,
+            client: security::certified(daemon, &args.security)?,
         });
     }
-    security::remote(args.to.as_ref(), args.address.as_ref(), &args.run.security)
+    security::remote(args.to.as_ref(), args.address.as_ref(), &args.security)
         .map(Destination::Receiver)
 }
 
@@ -124,7 +125,7 @@ fn start(
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
     let monitor = monitor::named(NamedGuest::source(args), &args.options.domain)?;
-    let folder = args.run.journals.path();
+    let folder = args.recovery.journals.path();
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
     // A daemon starts a machine for the guest, so it is asked when it is known that the guest can
@@ -175,7 +176,7 @@ fn start(
     {
         return Err(unfinished::refuse(&entry, file.path()));
     }
-    if let Some(link) = &args.run.journal_link {
+    if let Some(link) = &args.recovery.journal_link {
         journal_link::make::<SourceEntry>(link, &file).map_err(keeping)?;
     }
     let receiver = match receiver {
@@ -192,7 +193,7 @@ fn start(
     let journal = SourceJournal::new(
         file,
         remote.clone(),
-        args.run.security.plaintext,
+        args.security.plaintext,
         args.options.clone(),
         guest.reattach_info(),
         None,
@@ -202,7 +203,7 @@ fn start(
     guest
         .on_undo_record(move |record| undo_journal.set_undo(record))
         .map_err(keeping)?;
-    security::warn_of_readable_key(&args.run.security, &*observer);
+    security::warn_of_readable_key(&args.security.certificates, &*observer);
     args.options.journaled.devices.warn(&*observer);
     if let Some(note) = guest.vlan_note() {
         observer.notice(&note);
@@ -217,7 +218,7 @@ fn start(
     };
     let name = monitor::guest_name(&identity);
     let options = SourceOptions {
-        set_command: set_command(&name, args.run.journals.given()),
+        set_command: set_command(&name, args.recovery.journals.given()),
         ..args.engine_options()
     };
     let result = migrate(&mut guest, remote, &options, &watch);

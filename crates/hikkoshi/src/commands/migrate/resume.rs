@@ -35,7 +35,7 @@ pub(super) fn resume(
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
     let (file, mut entry) =
-        find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
+        find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.recovery, file)?;
     if entry.engine.stage == SourceStage::Done {
         // The engine before knew what the destination had reported.
         let unknown = entry.options.domain.persistent.then_some(NOT_KNOWN);
@@ -92,7 +92,7 @@ pub(super) fn resume(
     let journal = Arc::new(SourceJournal::new(
         file,
         remote.clone(),
-        args.run.security.plaintext,
+        args.security.plaintext,
         args.options.clone(),
         reattach_info,
         Some(engine.clone()),
@@ -100,7 +100,7 @@ pub(super) fn resume(
     session.set_guest(&monitor::guest_name(&identity));
     session.set_monitor(&address);
     let observer = session.observer();
-    security::warn_of_readable_key(&args.run.security, &*observer);
+    security::warn_of_readable_key(&args.security.certificates, &*observer);
     let control = SourceControl::new();
     session.set_control(&control);
     let watch = MigrateControl {
@@ -223,5 +223,5 @@ fn complete(
     }
     // Or it has shut down there: the journal does not tell.
     let what = "the guest has moved to the destination, which needs nothing more from here";
-    print_moved(&args.run, what, quit.as_ref())
+    print_moved(&args.output, what, quit.as_ref())
 }

@@ -16,8 +16,9 @@ use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination};
 use hikkoshi_wire::text::one_line;
 use thiserror::Error;
 
-use super::{operator_file, outcome, unfinished};
+use super::{outcome, unfinished};
 use crate::args::Receive;
+use crate::commands::operator_file;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{journal_link, monitor};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
@@ -71,7 +72,7 @@ pub(super) fn start(
         ));
     };
     let acceptor = Acceptor::new(args, listen)?;
-    if !args.options.journaled.devices.allow_device.is_empty() {
+    if !args.guest.options.journaled.devices.allow_device.is_empty() {
         let what = "--allow-device has no effect with --connect: the source checks the domain's \
                     devices, so give it there";
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
@@ -80,7 +81,7 @@ pub(super) fn start(
     hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })?;
-    let folder = absolute(&args.run.journals.path());
+    let folder = absolute(&args.recovery.journals.path());
     let waiting_lock = JournalFile::for_receiver(&folder).map_err(|error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
@@ -88,10 +89,10 @@ pub(super) fn start(
     let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
         .bind(listen)?
-        .with_priority(args.engine_options().priority)
+        .with_priority(args.guest.engine_options().priority)
         .with_wait_limit(waiting);
     let observer = session.observer();
-    security::warn_of_readable_key(&args.run.security, &*observer);
+    security::warn_of_readable_key(&args.security.certificates, &*observer);
     let tls = acceptor.tls().cloned();
     super::not_withdrawn()?;
     acceptor.announce(args, &listener, &*observer)?;
@@ -99,10 +100,10 @@ pub(super) fn start(
     let journal = Arc::new(LaterJournal::default());
     let mut host = DomainHost {
         options,
-        only_domain: args.domain.only_domain.clone(),
-        overcommit: args.overcommit(),
+        only_domain: args.guest.domain.only_domain.clone(),
+        overcommit: args.guest.overcommit(),
         folder: folder.clone(),
-        journal_link: args.run.journal_link.clone(),
+        journal_link: args.recovery.journal_link.clone(),
         waiting_lock: Some(waiting_lock),
         cancel: cancel.clone(),
         journal: Arc::clone(&journal),
@@ -110,8 +111,8 @@ pub(super) fn start(
             DestinationJournal::new(
                 file,
                 listener.address(),
-                args.run.security.plaintext,
-                args.options.clone(),
+                args.security.plaintext,
+                args.guest.options.clone(),
                 tls.clone(),
                 guest.reattach_info(),
                 // libvirt owns it.
@@ -126,7 +127,7 @@ pub(super) fn start(
         observer,
         journal: Arc::<LaterJournal>::clone(&journal),
     };
-    let result = receive_at(&mut host, &listener, &args.engine_options(), &watch);
+    let result = receive_at(&mut host, &listener, &args.guest.engine_options(), &watch);
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
@@ -144,7 +145,7 @@ pub(super) fn start(
 }
 
 fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
-    let xml = args.domain.xml.as_ref().map(|path| {
+    let xml = args.guest.domain.xml.as_ref().map(|path| {
         operator_file::read(path).map_err(|why| {
             let what = format!("reading {} (--xml): {why}", path.display());
             Exit::new(ExitStatus::Usage, Reason::Usage, what)
@@ -153,8 +154,8 @@ fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
     Ok(IncomingOptions {
         uri: uri.to_owned(),
         xml: xml.transpose()?,
-        changes: args.domain.changes.clone(),
-        allow_arguments: args.domain.allow_qemu_arguments,
+        changes: args.guest.domain.changes.clone(),
+        allow_arguments: args.guest.domain.allow_qemu_arguments,
     })
 }
 

@@ -1,17 +1,11 @@
 //! `hikkoshi receive`: the destination of a migration.
 
-pub(crate) mod daemon;
 mod domain;
-mod guest_state;
-mod listening_process;
-mod machines;
-mod operator_file;
 mod outcome;
 mod resume;
 pub(crate) mod shown_name;
 mod template;
 mod unfinished;
-pub(crate) mod waiting_mark;
 
 use std::io;
 use std::path::Path;
@@ -29,28 +23,29 @@ use hikkoshi_status::Side;
 
 use self::outcome::After;
 use self::template::TemplateQemu;
-use self::waiting_mark::WaitingMark;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::resume_command::before_search;
 use crate::commands::wait_for_source::wait_for_source;
-use crate::commands::{give_up, journal_link, signals, ssh_session};
+use crate::commands::{give_up, journal_link, signals};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
+use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::streams;
 use crate::security::{self, Acceptor};
 use crate::status::{Session, SessionInfo};
 
 pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
-    let cancel = prepare(args).map_err(before_search(&args.run))?;
-    let args = &*ssh_session::with_address(args);
-    if args.daemon {
-        return daemon::run(args, &cancel);
-    }
+    let cancel = signals::cancel_on_signals().map_err(before_search(&args.recovery))?;
+    receive_guest(args, cancel)
+}
+
+/// Receives one guest, whatever has started this process.
+pub(super) fn receive_guest(args: &Receive, cancel: CancelFlag) -> Result<ExitStatus, Exit> {
     let session = Session::new(
-        &args.run,
+        &args.output,
+        &args.recovery.journals.path(),
         SessionInfo {
             side: Side::Destination,
             guest: shown_name::by_options(args),
@@ -60,36 +55,17 @@ pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
             working_set: None,
         },
     );
-    let result = match &args.run.resume {
-        None => match (&args.domain.connect, &args.template) {
+    let result = match &args.recovery.resume {
+        None => match (&args.guest.domain.connect, &args.guest.template) {
             (Some(uri), _) => domain::start(args, uri, cancel, &session),
             (None, Some(file)) => start_from_template(args, file, cancel, &session),
             (None, None) => start(args, None, cancel, &session),
         },
-        Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
+        Some(file) if args.give_up.give_up => give_up::destination(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
     };
     session.end(&result);
     result
-}
-
-/// What is asked for by signals, and what its messages begin with.
-fn prepare(args: &Receive) -> Result<CancelFlag, Exit> {
-    if let Some(name) = &args.receiver {
-        streams::name_messages(name);
-        signals::note_withdrawal()?;
-    }
-    if let Some(limit) = args.open_files {
-        daemon::restore_open_files(limit)?;
-    }
-    if args.ssh_session {
-        ssh_session::check(&args.run)?;
-    }
-    if args.ssh_session || args.receiver.is_some() {
-        ssh_session::detach();
-        return signals::cancel_except_on_hangup();
-    }
-    signals::cancel_on_signals()
 }
 
 /// Starts a QEMU, waits for a source and receives its guest.
@@ -101,7 +77,7 @@ fn start_from_template(
 ) -> Result<ExitStatus, Exit> {
     let qemu = TemplateQemu::start(args, file, &cancel)?;
     let mut args = args.clone();
-    args.run.qmp = Some(qemu.qmp().to_owned());
+    args.guest.qmp = Some(qemu.qmp().to_owned());
     let result = start(&args, Some(qemu.mark()), cancel, session);
     qemu.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
     result
@@ -121,18 +97,18 @@ fn start(
     };
     let acceptor = Acceptor::new(args, listen)?;
     // Before QEMU is used: a daemon may end it until then.
-    let taken_over = match (mark, &args.run.qmp) {
-        (None, Some(qmp)) => take_over(&args.run.journals.path(), qmp)?,
+    let taken_over = match (mark, &args.guest.qmp) {
+        (None, Some(qmp)) => take_over(&args.recovery.journals.path(), qmp)?,
         _ => None,
     };
-    if let Some(qmp) = &args.run.qmp {
+    if let Some(qmp) = &args.guest.qmp {
         wait_until_started(qmp);
     }
     let monitor = monitor::named(NamedGuest::destination(args), &DomainOptions::default())?;
-    let folder = args.run.journals.path();
+    let folder = args.recovery.journals.path();
     unfinished::check_folder(&folder, &*monitor)?;
-    let allowed = args.options.journaled.devices.allowed();
-    let mut guest = QemuDestination::attach_allowing(monitor, &allowed, args.overcommit())
+    let allowed = args.guest.options.journaled.devices.allowed();
+    let mut guest = QemuDestination::attach_allowing(monitor, &allowed, args.guest.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
     guest.cancel_on_exit(cancel.clone()).map_err(|error| {
@@ -158,24 +134,24 @@ fn start(
     let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
         .bind(listen)?
-        .with_priority(args.engine_options().priority)
+        .with_priority(args.guest.engine_options().priority)
         .with_wait_limit(waiting);
     // Not if another engine has the address: it may be the one that resumes an earlier migration.
-    if let Some(link) = &args.run.journal_link {
+    if let Some(link) = &args.recovery.journal_link {
         journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
     }
     let journal = Arc::new(DestinationJournal::new(
         file,
         listener.address(),
-        args.run.security.plaintext,
-        args.options.clone(),
+        args.security.plaintext,
+        args.guest.options.clone(),
         acceptor.tls().cloned(),
         guest.reattach_info(),
         mark.cloned().or(taken_over),
     ));
     let observer = session.observer();
-    security::warn_of_readable_key(&args.run.security, &*observer);
-    args.options.journaled.devices.warn(&*observer);
+    security::warn_of_readable_key(&args.security.certificates, &*observer);
+    args.guest.options.journaled.devices.warn(&*observer);
     not_withdrawn()?;
     acceptor.announce(args, &listener, &*observer)?;
     tell_ready(&*observer);
@@ -184,7 +160,7 @@ fn start(
         observer,
         journal: Arc::<DestinationJournal>::clone(&journal),
     };
-    let result = receive(&mut guest, &listener, &args.engine_options(), &watch);
+    let result = receive(&mut guest, &listener, &args.guest.engine_options(), &watch);
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {

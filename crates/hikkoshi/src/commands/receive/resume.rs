@@ -8,15 +8,16 @@ use hikkoshi_handover::{DestinationRecord, DestinationStage, Outcome};
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
-use super::waiting_mark::WaitingMark;
-use super::{guest_state, shown_name};
+use super::shown_name;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
+use crate::commands::guest_state;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
 use crate::commands::ssh_session::{BUSY, LISTENING};
 use crate::journal::{DestinationEntry, DestinationJournal};
+use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -31,9 +32,9 @@ pub(super) fn resume(
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
     let named = NamedGuest::destination(args);
-    let (file, mut entry) =
-        find::<DestinationEntry>(named.as_ref(), &args.run, file).inspect_err(|exit| {
-            if args.ssh_session && exit.reason() == Reason::JournalBusy {
+    let (file, mut entry) = find::<DestinationEntry>(named.as_ref(), &args.recovery, file)
+        .inspect_err(|exit| {
+            if args.is_in_session() && exit.reason() == Reason::JournalBusy {
                 streams::to_stdout(&format!("{BUSY}\n"));
             }
         })?;
@@ -92,15 +93,15 @@ pub(super) fn resume(
     let not_resumed = not_resumed::<DestinationEntry>(file.path());
     let acceptor = Acceptor::resumed(args, &listen, entry.security.take()).map_err(&not_resumed)?;
     let tls = acceptor.tls().cloned();
-    let priority = args.engine_options().priority;
+    let priority = args.guest.engine_options().priority;
     let listener = acceptor.bind(&listen).map_err(&not_resumed)?;
     let listener = listener.with_priority(priority);
     let address = listener.address();
     let journal = Arc::new(DestinationJournal::new(
         file,
         address,
-        args.run.security.plaintext,
-        args.options.clone(),
+        args.security.plaintext,
+        args.guest.options.clone(),
         tls,
         reattach_info,
         mark.clone(),
@@ -108,7 +109,7 @@ pub(super) fn resume(
     session.set_guest(&shown_name::of_resumed(args, &folder, &identity));
     session.set_monitor(&identity.monitor);
     let observer = session.observer();
-    security::warn_of_readable_key(&args.run.security, &*observer);
+    security::warn_of_readable_key(&args.security.certificates, &*observer);
     // Before the source connects.
     let state = match guest.has_ended() {
         true => guest_state::without_qemu(entry.engine.stage),
@@ -116,7 +117,7 @@ pub(super) fn resume(
     };
     observer.notice(&format!("{state}; waiting for its source at {address}"));
     super::tell_ready(&*observer);
-    if args.ssh_session {
+    if args.is_in_session() {
         streams::to_stdout(&format!("{LISTENING}\n"));
     }
     let watch = ReceiveControl {
@@ -128,7 +129,7 @@ pub(super) fn resume(
         &mut *guest,
         entry.engine,
         &listener,
-        &args.engine_options(),
+        &args.guest.engine_options(),
         &watch,
     );
     let has_ended = guest.has_ended();

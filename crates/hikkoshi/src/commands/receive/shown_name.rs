@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use hikkoshi_qemu::QemuIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
-use super::machines;
 use crate::args::{DEFAULT_GUEST_NAME, Receive};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::journal::absolute;
+use crate::machines;
 
 /// The QMP socket of the machine that was started from a template for the guest of this name.
 pub(crate) fn machine_socket(run: &Path, name: &str) -> PathBuf {
@@ -30,8 +30,8 @@ fn machine_name<'a>(run: &Path, socket: &'a Path) -> Option<&'a str> {
 
 /// The guest that these options are about. The name of a domain is not known yet.
 pub(super) fn by_options(args: &Receive) -> String {
-    let default = args.template.is_some().then_some(DEFAULT_GUEST_NAME);
-    let named = args.receiver.as_deref().or(args.name.as_deref());
+    let default = args.guest.template.is_some().then_some(DEFAULT_GUEST_NAME);
+    let named = args.name_for_daemon().or(args.template.name.as_deref());
     named.or(default).map_or_else(
         || {
             let guest = NamedGuest::destination(args);
@@ -43,7 +43,7 @@ pub(super) fn by_options(args: &Receive) -> String {
 
 /// The guest that this QEMU waits for.
 pub(super) fn of_waiting(args: &Receive, qemu: &QemuIdentity) -> String {
-    let is_named = args.receiver.is_some() || args.name.is_some();
+    let is_named = args.name_for_daemon().is_some() || args.template.name.is_some();
     match &qemu.name {
         Some(name) if !is_named => name.clone(),
         _ => by_options(args),
@@ -57,7 +57,7 @@ pub(super) fn of_resumed(args: &Receive, run: &Path, qemu: &QemuIdentity) -> Str
         MonitorAddress::Socket(socket) => {
             let of_machine = machine_name(run, socket);
             let given = of_machine.filter(|name| *name != DEFAULT_GUEST_NAME);
-            let receiver = args.receiver.as_deref();
+            let receiver = args.name_for_daemon();
             receiver.or(given).or(qemu.name.as_deref()).or(of_machine)
         }
     };
@@ -72,9 +72,10 @@ mod tests {
     use clap::Parser;
 
     fn receive(words: &str) -> Receive {
-        let all = ["hikkoshi", "receive", "--journal=/run/h"].into_iter();
-        match Args::parse_from(all.chain(words.split_whitespace())).command {
+        let words = words.split_whitespace().chain(["--journal=/run/h"]);
+        match Args::parse_from(["hikkoshi"].into_iter().chain(words)).command {
             Command::Receive(receive) => *receive,
+            Command::Receiver(receiver) => Receive::from(*receiver),
             other => panic!("{other:?}"),
         }
     }
@@ -82,11 +83,14 @@ mod tests {
     #[test]
     fn a_guest_has_the_name_that_it_was_given() {
         for (words, name) in [
-            ("--listen unix:/s --qmp /q", "/q"),
-            ("--listen unix:/s --qmp /q --receiver web1", "web1"),
-            ("--listen unix:/s --template /t", "guest"),
-            ("--listen unix:/s --template /t --name web1", "web1"),
-            ("--listen unix:/s --connect test:///default", ""),
+            ("receive --listen unix:/s --qmp /q", "/q"),
+            (
+                "receiver web1 --json=/r --listen unix:/s --advertise h:1 --qmp /q",
+                "web1",
+            ),
+            ("receive --listen unix:/s --template /t", "guest"),
+            ("receive --listen unix:/s --template /t --name web1", "web1"),
+            ("receive --listen unix:/s --connect test:///default", ""),
         ] {
             assert_eq!(by_options(&receive(words)), name, "{words}");
         }
@@ -107,10 +111,13 @@ mod tests {
         let run = Path::new("/run/h");
         let socket = |path: &str| qemu(MonitorAddress::Socket(path.into()), Some("web"));
         for (words, name) in [
-            ("--listen unix:/s --qmp /q", "web"),
-            ("--listen unix:/s --template /t", "web"),
-            ("--listen unix:/s --template /t --name web1", "web1"),
-            ("--listen unix:/s --qmp /q --receiver web1", "web1"),
+            ("receive --listen unix:/s --qmp /q", "web"),
+            ("receive --listen unix:/s --template /t", "web"),
+            ("receive --listen unix:/s --template /t --name web1", "web1"),
+            (
+                "receiver web1 --json=/r --listen unix:/s --advertise h:1 --qmp /q",
+                "web1",
+            ),
         ] {
             assert_eq!(of_waiting(&receive(words), &socket("/q")), name, "{words}");
         }
@@ -119,7 +126,10 @@ mod tests {
             ("/run/h/machines/guest.qmp", "web"),
             ("/run/h/machines/web1.qmp", "web1"),
         ] {
-            assert_eq!(of_resumed(&receive("--resume"), run, &socket(path)), name);
+            assert_eq!(
+                of_resumed(&receive("receive --resume"), run, &socket(path)),
+                name
+            );
         }
     }
 
@@ -130,10 +140,10 @@ mod tests {
             let qemu = qemu(MonitorAddress::Socket(socket.into()), None);
             of_resumed(&receive(words), run, &qemu)
         };
-        assert_eq!(of("--resume", "/run/h/machines/web1.qmp"), "web1");
-        assert_eq!(of("--resume --receiver web2", "/q"), "web2");
+        assert_eq!(of("receive --resume", "/run/h/machines/web1.qmp"), "web1");
+        assert_eq!(of("receiver web2 --json=/r --resume", "/q"), "web2");
         for other in ["/q", "/run/h/web1.qmp", "/run/i/machines/web1.qmp"] {
-            assert_eq!(of("--resume", other), other);
+            assert_eq!(of("receive --resume", other), other);
         }
         let domain = MonitorAddress::Domain {
             uri: "qemu:///system".into(),
@@ -142,7 +152,7 @@ mod tests {
         };
         assert_eq!(
             of_resumed(
-                &receive("--resume --receiver x"),
+                &receive("receiver x --json=/r --resume"),
                 run,
                 &qemu(domain, Some("other"))
             ),
@@ -157,8 +167,11 @@ mod tests {
             Some(guest.to_string())
         };
         let socket = Some("/run/h/machines/web1.qmp".to_owned());
-        assert_eq!(named("--resume --name web1"), socket);
-        assert_eq!(named("--resume"), None);
-        assert_eq!(named("--listen unix:/s --template /t --name web1"), None);
+        assert_eq!(named("receive --resume --name web1"), socket);
+        assert_eq!(named("receive --resume"), None);
+        assert_eq!(
+            named("receive --listen unix:/s --template /t --name web1"),
+            None
+        );
     }
 }

@@ -19,12 +19,12 @@ use hikkoshi_linux::{connect_unix, is_served};
 use hikkoshi_qemu::qmp::wait_until_started;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::machines::{self, MachineFiles};
-use super::operator_file;
-use super::waiting_mark::WaitingMark;
 use crate::args::{DEFAULT_GUEST_NAME, Receive};
+use crate::commands::operator_file;
 use crate::commands::signals;
 use crate::journal::absolute;
+use crate::machines::WaitingMark;
+use crate::machines::{self, MachineFiles};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -51,8 +51,8 @@ impl TemplateQemu {
         cancel: &CancelFlag,
     ) -> Result<Self, Exit> {
         let failed = |what: String| Exit::new(ExitStatus::AtSource, Reason::NotAttached, what);
-        let run = absolute(&args.run.journals.path());
-        let name = args.name.as_deref().unwrap_or(DEFAULT_GUEST_NAME);
+        let run = absolute(&args.recovery.journals.path());
+        let name = args.template.name.as_deref().unwrap_or(DEFAULT_GUEST_NAME);
         let preparing = |error: io::Error| {
             failed(format!(
                 "preparing the files of the guest {name}: {}",
@@ -85,7 +85,7 @@ impl TemplateQemu {
                 .process_group(0)
                 .spawn()
         };
-        if args.receiver.is_some() {
+        if args.name_for_daemon().is_some() {
             mark.set().map_err(preparing)?;
         }
         let child = start().map_err(|error| {
@@ -188,8 +188,8 @@ impl TemplateQemu {
 
 #[cfg(test)]
 mod tests {
-    use super::super::listening_process::ListeningProcess;
     use super::*;
+    use crate::machines::ListeningProcess;
     use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 
     fn receive(template: &Path, run: &Path) -> Receive {

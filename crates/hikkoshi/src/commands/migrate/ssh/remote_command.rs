@@ -29,8 +29,8 @@ fn line(args: &Migrate) -> Result<OsString, Exit> {
     let hikkoshi = hikkoshi.unwrap_or_else(|| Words::one("hikkoshi"));
     let mut words: Vec<OsString> = vec![hikkoshi.program.into()];
     words.extend(hikkoshi.arguments.into_iter().map(Into::into));
-    words.extend(["receive", "--ssh-session", "--progress=none"].map(Into::into));
-    let resumed = args.run.resume.is_some();
+    words.push("ssh-session".into());
+    let resumed = args.recovery.resume.is_some();
     // Its value is in the same word.
     let names_journal = |option: &String| option == "--resume" || option.starts_with("--resume=");
     if resumed && !ssh.remote_options.iter().any(names_journal) {
@@ -142,11 +142,11 @@ mod tests {
     fn receive_is_started_for_a_socket_or_a_domain() {
         assert_eq!(
             remote_line(&["--qmp", "/q", "--remote-qmp", "/r/it's a.qmp"]),
-            "hikkoshi receive --ssh-session '--progress=none' '--qmp=/r/it'\\''s a.qmp'"
+            "hikkoshi ssh-session '--qmp=/r/it'\\''s a.qmp'"
         );
         assert_eq!(
             remote_line(&["--domain", "d", "--remote-option=--set=disk=vda,path=/a b"]),
-            "hikkoshi receive --ssh-session '--progress=none' '--connect=qemu:///system' \
+            "hikkoshi ssh-session '--connect=qemu:///system' \
              '--set=disk=vda,path=/a b'"
         );
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
                 "--remote-hikkoshi",
                 "sudo -n '/opt/my programs/hikkoshi'",
             ]),
-            "sudo -n '/opt/my programs/hikkoshi' receive --ssh-session '--progress=none' \
+            "sudo -n '/opt/my programs/hikkoshi' ssh-session \
              '--connect=test:///default' '--listen=10.0.0.2:7000'"
         );
         assert_eq!(
@@ -172,11 +172,11 @@ mod tests {
                 "--remote-name",
                 "web1",
             ]),
-            "hikkoshi receive --ssh-session '--progress=none' '--template=/etc/a b' '--name=web1'"
+            "hikkoshi ssh-session '--template=/etc/a b' '--name=web1'"
         );
         assert_eq!(
             remote_line(&["--qmp", "/q", "--remote-template", "/t"]),
-            "hikkoshi receive --ssh-session '--progress=none' '--template=/t'"
+            "hikkoshi ssh-session '--template=/t'"
         );
         let exit = line(&migrate(&["--qmp", "/q"])).unwrap_err();
         assert_eq!(exit.status(), ExitStatus::Usage);
@@ -187,19 +187,17 @@ mod tests {
     fn a_resumed_receive_finds_its_journal() {
         assert_eq!(
             remote_line(&["--resume", "--remote-qmp", "/r"]),
-            "hikkoshi receive --ssh-session '--progress=none' --resume '--qmp=/r'"
+            "hikkoshi ssh-session --resume '--qmp=/r'"
         );
         for (more, name) in [(&[][..], "guest"), (&["--remote-name", "web1"], "web1")] {
             assert_eq!(
                 remote_line(&[&["--resume", "--remote-template", "/t"], more].concat()),
-                format!(
-                    "hikkoshi receive --ssh-session '--progress=none' --resume '--name={name}'"
-                )
+                format!("hikkoshi ssh-session --resume '--name={name}'")
             );
         }
         assert_eq!(
             remote_line(&["--resume", "--remote-option=--resume=/j"]),
-            "hikkoshi receive --ssh-session '--progress=none' '--resume=/j'"
+            "hikkoshi ssh-session '--resume=/j'"
         );
     }
 

@@ -10,9 +10,9 @@ use hikkoshi_linux::Process;
 use hikkoshi_status::{Kind, StatusFolder};
 use rustix::process::Signal;
 
-use super::super::guest_state;
-use super::super::listening_process::ListeningProcess;
 use super::children::Children;
+use crate::commands::guest_state;
+use crate::machines::ListeningProcess;
 use crate::output::streams;
 
 /// How long a receiver may take to end: it ends its QEMU before.

@@ -3,7 +3,7 @@
 use hikkoshi_handover::DestinationStage;
 
 /// At this stage, and with a QEMU that runs.
-pub(super) fn at(stage: DestinationStage) -> &'static str {
+pub(crate) fn at(stage: DestinationStage) -> &'static str {
     match stage {
         DestinationStage::Receiving => "the guest does not run here, and its source has it",
         DestinationStage::Ready => {
@@ -20,7 +20,7 @@ pub(super) fn at(stage: DestinationStage) -> &'static str {
 }
 
 /// At this stage, and its QEMU has ended.
-pub(super) fn without_qemu(stage: DestinationStage) -> &'static str {
+pub(crate) fn without_qemu(stage: DestinationStage) -> &'static str {
     match stage {
         DestinationStage::Complete => {
             "the guest has run here with all of its pages, and its QEMU has ended since"

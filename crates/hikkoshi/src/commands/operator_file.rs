@@ -23,7 +23,7 @@ const MAX_LEN: u64 = 1 << 20;
 /// # Errors
 /// Why it is not used: it cannot be read, is not a regular file, is too large, or users other than
 /// this one and root may write to it, to its folder, or to the folder of a link on its path.
-pub(super) fn read(file: &Path) -> Result<String, String> {
+pub(crate) fn read(file: &Path) -> Result<String, String> {
     let opened = open(file).map_err(|error| Report::new(&error).to_string())?;
     let mut text = String::new();
     match opened.take(MAX_LEN + 1).read_to_string(&mut text) {

@@ -1,4 +1,4 @@
-//! What `hikkoshi invite` and `hikkoshi receive --daemon` say to each other: one line of JSON in
+//! What `hikkoshi invite` and `hikkoshi daemon` say to each other: one line of JSON in
 //! each direction, on a unix socket in the run folder.
 
 use std::ffi::OsString;
@@ -54,10 +54,9 @@ pub(crate) enum Machine {
 }
 
 impl Request {
-    /// What the `receive` for it is given, besides what each receiver is given.
+    /// What the `receiver` for it is given, besides what each is given.
     pub(super) fn receiver_arguments(
         &self,
-        name: &str,
         listen: &Address,
         advertised: &Address,
     ) -> Vec<OsString> {
@@ -66,10 +65,7 @@ impl Request {
         words.extend(["--listen".into(), listen.to_string().into()]);
         words.extend(["--advertise".into(), advertised.to_string().into()]);
         match &self.machine {
-            Machine::Template(file) => {
-                words.extend(["--template".into(), file.into()]);
-                words.extend(["--name".into(), name.into()]);
-            }
+            Machine::Template(file) => words.extend(["--template".into(), file.into()]),
             Machine::Connect(uri) => words.push(format!("--connect={uri}").into()),
             Machine::Qmp(path) => words.extend(["--qmp".into(), path.into()]),
         }

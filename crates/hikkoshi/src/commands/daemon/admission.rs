@@ -10,10 +10,10 @@ use std::time::Duration;
 use clap::Parser;
 use hikkoshi_link::{Address, PeerCertificate};
 
-use super::super::operator_file;
 use super::request::{Machine, Request};
 use crate::args::{self, Command, Words, parse_guest_name};
 use crate::commands::invite;
+use crate::commands::operator_file;
 
 /// What stands for every certificate, and at the end of a guest's name for every end.
 const ANY: &str = "*";
@@ -142,19 +142,25 @@ impl Rule {
     }
 }
 
-/// Checks the options of the `receive` that would be started.
+/// Checks the options of the receiver that would be started.
 fn check_receiver(request: &Request) -> Result<(), String> {
     let listen = Address::Unix("/receiver".into());
     let advertised = Address::Tcp("host:1".to_owned());
-    let own = request.receiver_arguments(ANY_GUEST, &listen, &advertised);
+    let own = request.receiver_arguments(&listen, &advertised);
     // As each receiver is started.
-    let words = "hikkoshi receive --progress=none --journal=/run --json=/result --receiver";
-    let words = words.split(' ').chain([ANY_GUEST]).map(OsString::from);
+    let words = [
+        "hikkoshi",
+        "receiver",
+        ANY_GUEST,
+        "--journal=/run",
+        "--json=/result",
+    ];
+    let words = words.into_iter().map(OsString::from);
     match args::Args::try_parse_from(words.chain(own)) {
         Ok(_) => Ok(()),
-        Err(error) if error.use_stderr() => Err(format!("'hikkoshi receive': {}", said(&error))),
+        Err(error) if error.use_stderr() => Err(format!("--receive-option: {}", said(&error))),
         // Help, or the version.
-        Err(_) => Err("'hikkoshi receive' would receive nothing".to_owned()),
+        Err(_) => Err("--receive-option: nothing would be received".to_owned()),
     }
 }
 
@@ -237,7 +243,7 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
             ("host1.example web --template '/t", "not closed"),
             (
                 "host1.example web --template /t --receive-option=--nonsense",
-                "'hikkoshi receive': unexpected argument '--nonsense'",
+                "--receive-option: unexpected argument '--nonsense'",
             ),
             (
                 "host1.example web --template /t --receive-option=--listen=h:1",
@@ -253,7 +259,7 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
             ),
             (
                 "host1.example web --qmp /q --receive-option=--help",
-                "would receive nothing",
+                "nothing would be received",
             ),
         ] {
             let error = Admission::parse(&format!("# a comment\n\n{line}\n")).unwrap_err();

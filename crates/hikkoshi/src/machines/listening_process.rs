@@ -8,7 +8,7 @@ use hikkoshi_qemu::QmpListener;
 
 /// A process that listens, or why there is none.
 #[derive(Debug)]
-pub(super) enum ListeningProcess {
+pub(crate) enum ListeningProcess {
     /// This one.
     Process(Process),
     /// No process listens.
@@ -24,7 +24,7 @@ impl ListeningProcess {
     ///
     /// # Errors
     /// When connecting to the socket fails, or the process cannot be opened.
-    pub(super) fn at(socket: &Path) -> io::Result<Self> {
+    pub(crate) fn at(socket: &Path) -> io::Result<Self> {
         Self::found(QmpListener::at(socket)?, || QmpListener::at(socket))
     }
 

@@ -1,4 +1,4 @@
-//! The processes that receive a guest each: `hikkoshi receive` behind a unix socket.
+//! The processes that receive a guest each: `hikkoshi receiver` behind a unix socket.
 //!
 //! They do not depend on the daemon once they run: their messages go to the daemon's standard
 //! error, they have a process group of their own, and no pipe that they wait for. If one of them
@@ -22,11 +22,11 @@ use hikkoshi_link::tls::Invitation;
 use hikkoshi_linux::Process;
 use rustix::process::Signal;
 
-use super::super::guest_state;
 use super::open_files::OpenFiles;
 use super::receivers::Receivers;
 use super::request::{Refusal, RefusalKind, Request};
 use super::resumption::{GuestJournal, Pauses};
+use crate::commands::guest_state;
 use crate::commands::own_executable;
 use crate::commands::receive_answer::Answer;
 use crate::commands::resume_command::resume_command;
@@ -179,7 +179,7 @@ impl Children {
         let mut command = self.command(name);
         command.stdin(source.map_or_else(Stdio::null, Stdio::from));
         let listen = Address::Unix(self.receivers.socket(name));
-        command.args(request.receiver_arguments(name, &listen, &self.advertised));
+        command.args(request.receiver_arguments(&listen, &self.advertised));
         // If it is killed, it leaves none, and this is another guest's.
         self.receivers.remove_result(name);
         let failed = |error: io::Error| {
@@ -272,13 +272,7 @@ impl Children {
     pub(super) fn command(&self, name: &str) -> Command {
         let mut command = own_executable::command_of(&self.program);
         command
-            .args([
-                "receive",
-                "--progress=none",
-                "--receiver",
-                name,
-                "--journal",
-            ])
+            .args(["receiver", name, "--journal"])
             .arg(&self.run)
             .arg("--json")
             .arg(self.receivers.result(name))

@@ -1,14 +1,14 @@
-//! `hikkoshi receive --daemon`: one port for many guests.
+//! `hikkoshi daemon`: one port for many guests.
 //!
 //! ```text
-//! source ─▶ port ─▶ daemon ── (the connection, unread) ─▶ receive, one process for each guest
+//! source ─▶ port ─▶ daemon ── (the connection, unread) ─▶ receiver, one process for each guest
 //!                     ▲
-//!                     ├─ hikkoshi invite: starts a receive, returns its invitation
+//!                     ├─ hikkoshi invite: starts a receiver, returns its invitation
 //!                     └─ a source with a certificate: the same
 //! ```
 //!
 //! The daemon reads from each connection which invitation it belongs to, and passes it on to that
-//! guest's `receive`, which authenticates the source. It has no keys, except that of its own
+//! guest's receiver, which authenticates the source. It has no keys, except that of its own
 //! certificate if it has one, and no state beyond the run folder: migrations continue while it
 //! is restarted.
 
@@ -43,7 +43,8 @@ use self::control::Control;
 use self::delivery::Delivery;
 use self::open_files::OpenFiles;
 use self::receivers::Receivers;
-use crate::args::Receive;
+use crate::args::Daemon;
+use crate::commands::signals;
 use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -63,22 +64,23 @@ const TICK: Duration = Duration::from_millis(100);
 const MAX_GUESTS: u16 = 64;
 
 /// Runs until a signal.
-pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exit> {
-    if args.run.security.tls_ca.is_some() && args.admit.is_none() {
-        let what = "--daemon with --tls-ca needs --admit FILE, which says what receives the guests \
+pub(crate) fn run(args: &Daemon) -> Result<ExitStatus, Exit> {
+    let cancel = &signals::cancel_on_signals()?;
+    if args.certificates.tls_ca.is_some() && args.admit.is_none() {
+        let what = "--tls-ca needs --admit FILE, which says what receives the guests \
                     of a certificate";
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
     let max_guests = usize::from(args.max_guests.unwrap_or(MAX_GUESTS));
     let open_files = OpenFiles::raise(max_guests)?;
-    let certificate = RenewedCertificate::read(&args.run.security);
+    let certificate = RenewedCertificate::read(&args.certificates);
     let front = front(args)?;
     let front = match certificate {
         Some(certificate) => front.with_certificate(move || certificate.current()),
         None => front,
     };
-    let advertised = security::advertised(args.advertise.as_ref(), front.address())?;
-    let run = absolute(&args.run.journals.path());
+    let advertised = security::advertised(args.address.advertise.as_ref(), front.address())?;
+    let run = absolute(&args.journals.path());
     let receivers = open(&run).map_err(|error| {
         let what = format!("using the run folder: {}", Report::new(&error));
         Exit::new(ExitStatus::Usage, Reason::Journal, what)
@@ -93,7 +95,7 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exi
         let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
         Exit::new(ExitStatus::Usage, Reason::CannotListen, what)
     })?;
-    if let Some(warning) = security::readable_key(&args.run.security) {
+    if let Some(warning) = security::readable_key(&args.certificates) {
         streams::notice(&warning);
     }
     streams::notice(&format!(
@@ -139,7 +141,7 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exi
 }
 
 /// A receiver has the limit of open files again that its daemon has raised.
-pub(super) fn restore_open_files(limit: u64) -> Result<(), Exit> {
+pub(crate) fn restore_open_files(limit: u64) -> Result<(), Exit> {
     open_files::restore(limit).map_err(|error| {
         let what = format!("setting the limit of open files: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::System, what)
@@ -152,7 +154,7 @@ fn open(run: &Path) -> std::io::Result<Receivers> {
 }
 
 /// The listener: the socket that systemd has passed, or a new one.
-fn front(args: &Receive) -> Result<Front, Exit> {
+fn front(args: &Daemon) -> Result<Front, Exit> {
     let cannot = |what: &str, error: &std::io::Error| {
         let what = format!("{what}: {}", Report::new(error));
         Exit::new(ExitStatus::Usage, Reason::CannotListen, what)

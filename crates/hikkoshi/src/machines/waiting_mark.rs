@@ -22,7 +22,6 @@ use hikkoshi_handover::DestinationStage;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
 use super::listening_process::ListeningProcess;
-use super::machines;
 use crate::journal::{JournalFile, absolute};
 
 /// The end of the name of a mark.
@@ -40,7 +39,7 @@ pub(crate) struct WaitingMark {
 
 /// What has become of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Left {
+pub(crate) enum Left {
     /// Its QEMU was ended.
     Ended,
     /// It has no QEMU any more.
@@ -54,10 +53,10 @@ impl WaitingMark {
     ///
     /// # Errors
     /// When the folder of machines cannot be used, or another process holds the lock.
-    pub(super) fn lock(run: &Path, name: &str) -> io::Result<Self> {
+    pub(crate) fn lock(run: &Path, name: &str) -> io::Result<Self> {
         Ok(Self {
             file: JournalFile::lock(&path(run, name))?,
-            qmp: machines::socket(run, name),
+            qmp: super::socket(run, name),
         })
     }
 
@@ -69,8 +68,8 @@ impl WaitingMark {
     pub(crate) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
         let qmp = canonical(qmp);
         let path = qmp.with_extension(WAITING);
-        let marked = || Ok::<_, io::Error>(machines::is_socket(&qmp) && path.try_exists()?);
-        if !(machines::is_machine(run, &qmp) || marked()?) {
+        let marked = || Ok::<_, io::Error>(super::is_socket(&qmp) && path.try_exists()?);
+        if !(super::is_machine(run, &qmp) || marked()?) {
             return Ok(None);
         }
         let file = JournalFile::lock(&path)?;
@@ -107,8 +106,8 @@ impl WaitingMark {
     ///
     /// # Errors
     /// When the folder of machines cannot be read.
-    pub(super) fn abandoned(run: &Path) -> io::Result<Vec<(String, Self)>> {
-        let files = match fs::read_dir(machines::folder(run)) {
+    pub(crate) fn abandoned(run: &Path) -> io::Result<Vec<(String, Self)>> {
+        let files = match fs::read_dir(super::folder(run)) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),
@@ -122,7 +121,7 @@ impl WaitingMark {
                 continue;
             };
             if let Some(file) = JournalFile::try_lock(&path)? {
-                let qmp = machines::socket(run, name);
+                let qmp = super::socket(run, name);
                 found.push((name.to_owned(), Self { file, qmp }));
             }
         }
@@ -130,18 +129,18 @@ impl WaitingMark {
     }
 
     /// Sets the mark: the guest was not handed over to this machine.
-    pub(super) fn set(&self) -> io::Result<()> {
+    pub(crate) fn set(&self) -> io::Result<()> {
         File::create(self.file.path()).map(drop)
     }
 
     /// Whether it is set.
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         // If that is not known, nothing may be ended.
         self.file.path().try_exists().unwrap_or(false)
     }
 
     /// Removes the mark: from now on the guest may run here.
-    pub(super) fn clear(&self) -> io::Result<()> {
+    pub(crate) fn clear(&self) -> io::Result<()> {
         remove(self.file.path())
     }
 
@@ -169,7 +168,7 @@ impl WaitingMark {
     ///
     /// # Errors
     /// When its process is not found or does not end.
-    pub(super) fn end_machine(&self) -> Result<Left, String> {
+    pub(crate) fn end_machine(&self) -> Result<Left, String> {
         if !self.is_set() {
             return Ok(Left::Nothing);
         }
@@ -214,7 +213,7 @@ impl WaitingMark {
 }
 
 fn path(run: &Path, name: &str) -> PathBuf {
-    machines::folder(run).join(format!("{name}.{WAITING}"))
+    super::folder(run).join(format!("{name}.{WAITING}"))
 }
 
 /// The path without symbolic links. The socket may not be there any more.

@@ -7,10 +7,10 @@ use std::thread;
 use error_reporter::Report;
 use hikkoshi_linux::is_served;
 
-use super::super::machines;
-use super::super::waiting_mark::{Left, WaitingMark};
 use super::children::Children;
 use super::resumption::Journals;
+use crate::machines;
+use crate::machines::{Left, WaitingMark};
 use crate::output::streams;
 
 impl Children {

@@ -50,7 +50,7 @@ impl Control {
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
         let in_use = || {
             let what = format!(
-                "another 'hikkoshi receive --daemon' uses {} (--journal DIR selects another folder)",
+                "another 'hikkoshi daemon' uses {} (--journal DIR selects another folder)",
                 path.display()
             );
             io::Error::new(io::ErrorKind::AddrInUse, what)

@@ -1,8 +1,11 @@
-//! The files of the QEMUs that `receive` starts, in the folder `machines` of the run folder: for
-//! the machine NAME its QMP socket `NAME.qmp` and its output `NAME.log`.
+//! The files of the QEMUs that are started for guests from a template, in the folder `machines` of
+//! the run folder: for the machine NAME its QMP socket `NAME.qmp`, its output `NAME.log` and its
+//! mark `NAME.waiting`.
 
 mod command_line;
+mod listening_process;
 mod logs;
+mod waiting_mark;
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -13,7 +16,9 @@ use hikkoshi_linux::is_served;
 
 use crate::journal::JournalFile;
 
-pub(super) use logs::{limit_logs, tail};
+pub(crate) use listening_process::ListeningProcess;
+pub(crate) use logs::{limit_logs, tail};
+pub(crate) use waiting_mark::{Left, WaitingMark};
 
 /// The end of the name of a QMP socket.
 const QMP: &str = "qmp";
@@ -22,12 +27,12 @@ const QMP: &str = "qmp";
 const LOG: &str = "log";
 
 /// The folder in the run folder.
-pub(super) fn folder(run: &Path) -> PathBuf {
+pub(crate) fn folder(run: &Path) -> PathBuf {
     run.join("machines")
 }
 
 /// Makes this folder, if necessary.
-pub(super) fn make_folder(run: &Path) -> io::Result<()> {
+pub(crate) fn make_folder(run: &Path) -> io::Result<()> {
     JournalFile::make_folder(run)?;
     DirBuilder::new()
         .recursive(true)
@@ -36,36 +41,36 @@ pub(super) fn make_folder(run: &Path) -> io::Result<()> {
 }
 
 /// The QMP socket of the guest's machine.
-pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
+pub(crate) fn socket(run: &Path, name: &str) -> PathBuf {
     folder(run).join(format!("{name}.{QMP}"))
 }
 
 /// Whether this may be the QMP socket of a machine.
-pub(super) fn is_socket(path: &Path) -> bool {
+pub(crate) fn is_socket(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == QMP)
 }
 
 /// Whether this path without symbolic links is that of the QMP socket of a machine in this run
 /// folder.
-pub(super) fn is_machine(run: &Path, path: &Path) -> bool {
+pub(crate) fn is_machine(run: &Path, path: &Path) -> bool {
     let folder = fs::canonicalize(folder(run));
     is_socket(path) && folder.is_ok_and(|folder| path.parent() == Some(&folder))
 }
 
 /// The files of one machine, in the run folder.
 #[derive(Debug)]
-pub(super) struct MachineFiles {
+pub(crate) struct MachineFiles {
     name: String,
     folder: PathBuf,
     /// The QMP socket.
-    pub(super) qmp: PathBuf,
+    pub(crate) qmp: PathBuf,
     /// QEMU's output.
-    pub(super) log: PathBuf,
+    pub(crate) log: PathBuf,
 }
 
 impl MachineFiles {
     /// A machine of the same name must not run.
-    pub(super) fn new(run: &Path, name: &str) -> io::Result<Self> {
+    pub(crate) fn new(run: &Path, name: &str) -> io::Result<Self> {
         let folder = folder(run);
         let files = Self {
             name: name.to_owned(),
