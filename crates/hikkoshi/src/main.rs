@@ -1,25 +1,49 @@
 //! `hikkoshi`: moves a running virtual machine to another host.
 //!
-//! `receive` waits at the destination, and `migrate` moves a guest to it. `check`, `dirty-rate`
-//! and `estimate` examine a guest that stays where it is. `status` shows the migrations of this
-//! host, and `set`, `switch` and `cancel` control those that run. `dashboard` shows them on a
-//! page, and `report` makes a page of those that have ended. Their output is for people; `--json`
-//! and `--progress json` are for programs.
+//! `receive` waits at the destination, and `migrate` moves a guest to it; `daemon` is a destination
+//! for many guests, each by an invitation (`invite`) or a certificate. `check`, `dirty-rate` and
+//! `estimate` examine a guest that stays where it is. `status` shows the migrations of this host,
+//! and `set`, `switch` and `cancel` control those that run. `dashboard` shows them on a page, and
+//! `report` makes a page of those that have ended. Their output is for people; `--json` and
+//! `--progress json` are for programs.
 //!
-//! | folder | holds |
+//! Commands that other commands start are hidden: `guard` (by `migrate`), `receiver` (by `daemon`)
+//! and `ssh-session` (by `migrate --ssh`, at the destination).
+//!
+//! # Modules
+//!
+//! | module | holds |
 //! |---|---|
-//! | `args` | the command line |
 //! | `commands` | the commands |
-//! | `journal` | what is stored for `--resume` |
 //! | `security` | how the links are protected: invitations, certificates |
 //! | `status` | a migration while it runs: shown, recorded, served on a socket |
+//! | `machines` | the QEMUs that are started for guests from a template |
+//! | `journal` | what is stored for `--resume` |
 //! | `output` | standard output and standard error, exit status, log |
+//! | `args` | the command line, and the options that it resolves to |
 //!
-//! `commands` uses all others. `security`, `journal` and `status` use `args` and `output`. Beside
-//! that, single items are used: the run folder of `journal` in `args`, its paths in `security`; the
-//! progress format of `args`, and conversions of `status`, in `output`; and three of `commands`,
-//! which have their logic there: `NamedGuest` and `WaitingMark` in `journal`, `Estimated` in
-//! `output`.
+//! # Layers
+//!
+//! A module uses only those in lines below its own:
+//!
+//! ```text
+//! commands
+//! security  status  machines
+//! journal  output
+//! args
+//! ```
+//!
+//! # An option's way
+//!
+//! It is declared in `args`, by the struct of its command or group. Options that `--resume` needs
+//! are resolved there, too: given, or else from the journal, or else the default
+//! (`args/resolved.rs`). The journal stores the resolved ones as they are.
+//!
+//! # A migration's way
+//!
+//! A side attaches to its QEMU in a way of its own: a new migration checks the guest, and a resumed
+//! one finds it by its journal. From there both are the same type, whose steps have an order:
+//! `commands/migrate/run.rs` and `commands/receive/run.rs`.
 
 mod args;
 mod commands;

@@ -7,7 +7,7 @@ use hikkoshi_qemu::AllowedTypes;
 use super::headings::MIGRATION;
 
 /// The types of devices that the user allows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct AllowDevice {
     /// Allow a device, network backend or block driver that hikkoshi does not know
     ///
@@ -21,18 +21,6 @@ impl AllowDevice {
     /// The types, for the checks of a guest.
     pub(crate) fn allowed(&self) -> AllowedTypes {
         AllowedTypes::new(self.allow_device.iter().cloned())
-    }
-
-    /// Those of `earlier`, and then these.
-    #[must_use]
-    pub(super) fn after(self, earlier: Self) -> Self {
-        let mut all = earlier.allow_device;
-        for device in self.allow_device {
-            if !all.contains(&device) {
-                all.push(device);
-            }
-        }
-        Self { allow_device: all }
     }
 
     /// Reports what the option means.

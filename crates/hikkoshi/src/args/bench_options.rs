@@ -4,7 +4,7 @@ use clap::Args;
 use hikkoshi_engine::LogRanges;
 
 /// What a measurement switches off, or does in another way.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct BenchOptions {
     /// Post-copy: do not send frequently written pages first
     #[arg(long, hide = true)]
@@ -35,21 +35,6 @@ pub(crate) struct BenchOptions {
     /// count stale pages
     #[arg(long, value_name = "N|default", value_parser = parse_log_ranges, hide = true)]
     pub log_ranges: Option<LogRanges>,
-}
-
-impl BenchOptions {
-    /// These options, and where one was not given, that of `earlier`.
-    #[must_use]
-    pub(crate) fn or(&self, earlier: &Self) -> Self {
-        Self {
-            no_hot_first: self.no_hot_first || earlier.no_hot_first,
-            no_follow: self.no_follow || earlier.no_follow,
-            no_bound: self.no_bound || earlier.no_bound,
-            background_delay: self.background_delay.or(earlier.background_delay),
-            no_drain: self.no_drain || earlier.no_drain,
-            log_ranges: self.log_ranges.or(earlier.log_ranges),
-        }
-    }
 }
 
 fn parse_log_ranges(text: &str) -> Result<LogRanges, String> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use hikkoshi_engine::{MAX_DOWNTIME, MAX_LINKS, SourceOptions};
+use serde::{Deserialize, Serialize};
 
 use super::durations;
 use super::headings::{MIGRATION, TUNING};
@@ -12,7 +13,7 @@ use super::headings::{MIGRATION, TUNING};
 pub(crate) const MAX_DOWNTIME_MS: u64 = MAX_DOWNTIME.as_secs() * 1000;
 
 /// When pre-copy ends, and how many links there are; `None`: not given.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ConvergenceOptions {
     /// Longest pause of the guest in pre-copy, such as 300ms or 1.5s [default: 300ms]
     ///
@@ -63,18 +64,6 @@ pub(crate) struct ConvergenceOptions {
 }
 
 impl ConvergenceOptions {
-    /// These options, and where one was not given, that of `earlier`.
-    #[must_use]
-    pub(super) fn or(self, earlier: Self) -> Self {
-        Self {
-            max_downtime: self.max_downtime.or(earlier.max_downtime),
-            when_stalled: self.when_stalled.or(earlier.when_stalled),
-            links: self.links.or(earlier.links),
-            rounds: self.rounds.or(earlier.rounds),
-            max_rounds: self.max_rounds.or(earlier.max_rounds),
-        }
-    }
-
     /// The engine's options with these; where one was not given, its default.
     pub(super) fn engine_options(&self) -> SourceOptions {
         let default = SourceOptions::default();
@@ -104,7 +93,8 @@ fn parse_max_rounds(text: &str) -> Result<u32, String> {
 }
 
 /// What to do if pre-copy does not converge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum WhenStalled {
     /// Report it and continue pre-copy
     Continue,

@@ -5,7 +5,7 @@ use hikkoshi_qemu::DiskSelection;
 
 use super::headings::MIGRATION;
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DiskArgs {
     /// Copy the guest's disks to the destination's, while the guest runs: all, or these
     ///

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use hikkoshi_libvirt::{DEFAULT_URI, MoveOptions};
+use serde::{Deserialize, Serialize};
 
 use super::headings::{CONNECTION, MIGRATION};
 
@@ -30,8 +31,9 @@ pub(crate) struct DomainArgs {
     pub connect: String,
 }
 
-/// Options of `migrate` for domains, which are kept in the journal.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+/// Options of `migrate` for domains, which the journal stores.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct DomainOptions {
     /// Remove the domain's persistent configuration at the source
     ///
@@ -66,7 +68,7 @@ impl DomainOptions {
 
     /// These options, and those of `earlier`.
     #[must_use]
-    pub(crate) fn or(self, earlier: &Self) -> Self {
+    pub(super) fn over(&self, earlier: &Self) -> Self {
         Self {
             undefine_source: self.undefine_source || earlier.undefine_source,
             persistent: self.persistent || earlier.persistent,

@@ -10,10 +10,12 @@ use hikkoshi_engine::DestinationOptions;
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_qemu::Overcommit;
 
+use super::allow_device::AllowDevice;
 use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::incoming_domain::IncomingDomain;
-use super::journaled_options::JournaledOptions;
 use super::latency_options::LatencyOptions;
+use super::links::LinkArgs;
+use super::resolved::ReceiveOptions;
 use super::{bytes, durations};
 
 /// What receives the guest, and with which options.
@@ -75,34 +77,10 @@ pub(crate) struct IncomingGuest {
     pub allow_overcommit: bool,
 
     #[command(flatten)]
-    pub options: ReceiveOptions,
-}
+    pub devices: AllowDevice,
 
-/// The name of a guest whose machine is started from a template.
-#[derive(Debug, Clone, Args)]
-#[command(group(
-    ArgGroup::new("machine_of_template").args(["template", "resume"]).multiple(true)
-))]
-pub(crate) struct TemplateName {
-    /// Name of the guest of --template [default: guest]
-    ///
-    /// With --resume: the guest whose machine was started from a template by this name.
-    #[arg(verbatim_doc_comment,
-        long,
-        value_name = "NAME",
-        requires = "machine_of_template",
-        conflicts_with = "qmp",
-        value_parser = super::guest_name::parse,
-        help_heading = CONNECTION
-    )]
-    pub name: Option<String>,
-}
-
-/// Options of `receive` that are kept in the journal.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub(crate) struct ReceiveOptions {
     #[command(flatten)]
-    pub journaled: JournaledOptions,
+    pub link: LinkArgs,
 
     /// Threads that handle the guest's page faults
     ///
@@ -133,6 +111,26 @@ pub(crate) struct ReceiveOptions {
     pub latency: LatencyOptions,
 }
 
+/// The name of a guest whose machine is started from a template.
+#[derive(Debug, Clone, Args)]
+#[command(group(
+    ArgGroup::new("machine_of_template").args(["template", "resume"]).multiple(true)
+))]
+pub(crate) struct TemplateName {
+    /// Name of the guest of --template [default: guest]
+    ///
+    /// With --resume: the guest whose machine was started from a template by this name.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "NAME",
+        requires = "machine_of_template",
+        conflicts_with = "qmp",
+        value_parser = super::guest_name::parse,
+        help_heading = CONNECTION
+    )]
+    pub name: Option<String>,
+}
+
 /// Parses a rate, or `none`: no limit.
 fn parse_collapse(text: &str) -> Result<u64, String> {
     match text {
@@ -150,30 +148,28 @@ impl IncomingGuest {
         }
     }
 
-    /// The engine's options.
-    pub(crate) fn engine_options(&self) -> DestinationOptions {
-        let options = &self.options;
-        DestinationOptions {
-            fault_threads: options.fault_threads.and_then(NonZeroU16::new),
-            poll: options.latency.poll,
-            priority: options.latency.priority(),
-            collapse: options.collapse.and_then(NonZeroU64::new),
-            retry_for: options.journaled.retry_for(),
-            stall_timeout: options.journaled.stall_timeout(),
-            peer_timeout: DestinationOptions::DEFAULT_PEER_TIMEOUT,
+    /// The options of a migration that begins now.
+    pub(crate) fn options(&self) -> ReceiveOptions {
+        self.options_over(&ReceiveOptions::default())
+    }
+
+    /// These options, and where one was not given, that of `earlier`.
+    pub(crate) fn options_over(&self, earlier: &ReceiveOptions) -> ReceiveOptions {
+        let threads = self.fault_threads.and_then(NonZeroU16::new);
+        let collapse = self.collapse.and_then(NonZeroU64::new);
+        ReceiveOptions {
+            link: self.link.over(&earlier.link),
+            fault_threads: threads.or(earlier.fault_threads),
+            collapse_bytes_per_s: collapse.or(earlier.collapse_bytes_per_s),
         }
     }
-}
 
-impl ReceiveOptions {
-    /// These options, and where one was not given, that of `earlier`.
-    #[must_use]
-    pub(crate) fn or(self, earlier: Self) -> Self {
-        Self {
-            journaled: self.journaled.or(earlier.journaled),
-            fault_threads: self.fault_threads.or(earlier.fault_threads),
-            collapse: self.collapse.or(earlier.collapse),
-            latency: self.latency.or(&earlier.latency),
+    /// The engine's options: `resolved`, and those that are for this run only.
+    pub(crate) fn engine_options(&self, resolved: &ReceiveOptions) -> DestinationOptions {
+        DestinationOptions {
+            poll: self.latency.poll,
+            priority: self.latency.priority(),
+            ..resolved.engine_options()
         }
     }
 }

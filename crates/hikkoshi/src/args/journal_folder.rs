@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::headings::RECOVERY;
-use crate::journal;
 
 /// Where the journals are.
 #[derive(Debug, Clone, Args)]
@@ -20,11 +19,24 @@ pub(crate) struct JournalFolder {
 impl JournalFolder {
     /// The folder: the given one, or the default.
     pub(crate) fn path(&self) -> PathBuf {
-        journal::folder(self.journal.as_deref())
+        run_folder(self.journal.as_deref())
     }
 
     /// The given one.
     pub(crate) fn given(&self) -> Option<&Path> {
         self.journal.as_deref()
+    }
+}
+
+/// The folder: the given one, else `/run/hikkoshi`, or for users other than root
+/// `$XDG_RUNTIME_DIR/hikkoshi`.
+pub(crate) fn run_folder(given: Option<&Path>) -> PathBuf {
+    if let Some(given) = given {
+        return given.to_owned();
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !is_root && !dir.is_empty()) {
+        Some(dir) => Path::new(&dir).join("hikkoshi"),
+        None => PathBuf::from("/run/hikkoshi"),
     }
 }

@@ -4,7 +4,7 @@ use clap::Args;
 use hikkoshi_engine::Priority;
 
 /// How these threads wait, and before which others they run.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LatencyOptions {
     /// Spin instead of sleeping on the path from a page fault to the page
     #[arg(long, hide = true)]
@@ -16,15 +16,6 @@ pub(crate) struct LatencyOptions {
 }
 
 impl LatencyOptions {
-    /// These options, and where one was not given, that of `earlier`.
-    #[must_use]
-    pub(crate) fn or(&self, earlier: &Self) -> Self {
-        Self {
-            poll: self.poll || earlier.poll,
-            no_priority: self.no_priority || earlier.no_priority,
-        }
-    }
-
     /// The priorities of the engine's threads.
     pub(crate) fn priority(&self) -> Priority {
         match self.no_priority {

@@ -1,5 +1,6 @@
 //! `hikkoshi migrate`.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use clap::{ArgGroup, Args};
 use hikkoshi_engine::{Mode, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 
+use super::allow_device::AllowDevice;
 use super::bandwidth::Bandwidth;
 use super::bench_options::BenchOptions;
 use super::convergence::ConvergenceOptions;
@@ -14,11 +16,12 @@ use super::destination_address::DestinationAddress;
 use super::disks::DiskArgs;
 use super::domain::{DomainArgs, DomainOptions};
 use super::headings::{CONNECTION, MIGRATION, TUNING};
-use super::journaled_options::JournaledOptions;
 use super::latency_options::LatencyOptions;
+use super::links::LinkArgs;
 use super::mode::RequestedMode;
 use super::output_options::OutputOptions;
 use super::recovery::{GiveUpOptions, RecoveryOptions};
+use super::resolved::MigrateOptions;
 use super::security::{InvitationArg, Security};
 use super::ssh::SshArgs;
 use super::{mode, read_ahead};
@@ -82,25 +85,6 @@ pub(crate) struct Migrate {
     #[command(flatten)]
     pub ssh: SshArgs,
 
-    #[command(flatten)]
-    pub options: MigrateOptions,
-
-    #[command(flatten)]
-    pub security: Security,
-
-    #[command(flatten)]
-    pub recovery: RecoveryOptions,
-
-    #[command(flatten)]
-    pub give_up: GiveUpOptions,
-
-    #[command(flatten)]
-    pub output: OutputOptions,
-}
-
-/// Options of `migrate` that are kept in the journal; `None`: not given.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub(crate) struct MigrateOptions {
     /// Migration mode: precopy, postcopy, hybrid or auto [default: hybrid]
     ///
     /// precopy copies memory while the guest runs at the source. The switchover follows when the
@@ -153,10 +137,13 @@ pub(crate) struct MigrateOptions {
     pub quit_source: bool,
 
     #[command(flatten)]
-    pub domain: DomainOptions,
+    pub moved_domain: DomainOptions,
 
     #[command(flatten)]
-    pub journaled: JournaledOptions,
+    pub devices: AllowDevice,
+
+    #[command(flatten)]
+    pub link: LinkArgs,
 
     /// Pages to send around a requested page: adaptive, off or a number [default: adaptive]
     ///
@@ -170,77 +157,70 @@ pub(crate) struct MigrateOptions {
 
     #[command(flatten)]
     pub latency: LatencyOptions,
+
+    #[command(flatten)]
+    pub security: Security,
+
+    #[command(flatten)]
+    pub recovery: RecoveryOptions,
+
+    #[command(flatten)]
+    pub give_up: GiveUpOptions,
+
+    #[command(flatten)]
+    pub output: OutputOptions,
 }
 
 impl Migrate {
-    /// The same command with the options that were given `earlier`, where they are not given now.
-    #[must_use]
-    pub(crate) fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
-        self.options = self.options.or(earlier);
-        self.security.plaintext |= plaintext;
-        self
+    /// The options of a migration that begins now.
+    pub(crate) fn options(&self) -> MigrateOptions {
+        self.options_over(&MigrateOptions::default())
+    }
+
+    /// These options, and where one was not given, that of `earlier`.
+    pub(crate) fn options_over(&self, earlier: &MigrateOptions) -> MigrateOptions {
+        let convergence = &self.convergence;
+        MigrateOptions {
+            link: self.link.over(&earlier.link),
+            links: convergence.links.unwrap_or(earlier.links),
+            bandwidth_bytes_per_s: self
+                .bandwidth
+                .map_or(earlier.bandwidth_bytes_per_s, |given| {
+                    given.limit.and_then(NonZeroU64::new)
+                }),
+            when_stalled: convergence.when_stalled.unwrap_or(earlier.when_stalled),
+            read_ahead: self.read_ahead.unwrap_or(earlier.read_ahead),
+            quit_source: self.quit_source || earlier.quit_source,
+            domain: self.moved_domain.over(&earlier.domain),
+        }
     }
 
     /// How the guest is moved. `auto` is replaced before it is.
     fn mode(&self) -> Mode {
-        let requested = self.options.mode.and_then(RequestedMode::fixed);
+        let requested = self.mode.and_then(RequestedMode::fixed);
         requested.unwrap_or(SourceOptions::default().mode)
     }
 
-    /// The engine's options.
-    pub(crate) fn engine_options(&self) -> SourceOptions {
-        let options = &self.options;
-        let bench = &options.bench;
-        let chosen = options.convergence.engine_options();
+    /// The engine's options: `resolved`, and those that are for this run only.
+    pub(crate) fn engine_options(&self, resolved: &MigrateOptions) -> SourceOptions {
+        let bench = &self.bench;
+        let precopy = self.convergence.engine_options();
         SourceOptions {
             mode: self.mode(),
-            bandwidth: options.bandwidth(),
-            allow_cpu_mismatch: options.allow_cpu_mismatch,
+            max_downtime: precopy.max_downtime,
+            precopy_rounds: precopy.precopy_rounds,
+            max_rounds: precopy.max_rounds,
+            allow_cpu_mismatch: self.allow_cpu_mismatch,
             drain: !bench.no_drain,
             log_ranges: bench.log_ranges,
-            keep_frames: !options.no_keep_frames,
+            keep_frames: !self.no_keep_frames,
             background_delay: Duration::from_millis(bench.background_delay.unwrap_or(0)),
-            read_ahead: options.read_ahead.unwrap_or(chosen.read_ahead),
             hot_first: !bench.no_hot_first,
             follow: !bench.no_follow,
             bound: !bench.no_bound,
-            poll: options.latency.poll,
-            priority: options.latency.priority(),
-            retry_for: options.journaled.retry_for(),
-            stall_timeout: options.journaled.stall_timeout(),
-            peer_timeout: SourceOptions::DEFAULT_PEER_TIMEOUT,
-            ..chosen
-        }
-    }
-}
-
-impl MigrateOptions {
-    /// The limit of background traffic in bytes a second, if there is one.
-    pub(crate) fn bandwidth(&self) -> Option<u64> {
-        self.bandwidth?.limit
-    }
-
-    /// These options, and where one was not given, that of `earlier`.
-    #[must_use]
-    pub(crate) fn or(self, earlier: Self) -> Self {
-        Self {
-            // The mode of a migration that has begun was chosen.
-            mode: self
-                .mode
-                .filter(|mode| *mode != RequestedMode::Auto)
-                .or(earlier.mode),
-            bandwidth: self.bandwidth.or(earlier.bandwidth),
-            allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
-            no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
-            // Nothing of them is left to do when a migration can be resumed.
-            disks: self.disks,
-            quit_source: self.quit_source || earlier.quit_source,
-            domain: self.domain.or(&earlier.domain),
-            journaled: self.journaled.or(earlier.journaled),
-            convergence: self.convergence.or(earlier.convergence),
-            read_ahead: self.read_ahead.or(earlier.read_ahead),
-            bench: self.bench.or(&earlier.bench),
-            latency: self.latency.or(&earlier.latency),
+            poll: self.latency.poll,
+            priority: self.latency.priority(),
+            ..resolved.engine_options()
         }
     }
 }
@@ -326,7 +306,7 @@ mod tests {
     #[test]
     fn disks_are_copied_or_shared_on_request() {
         let of = |words: &str| {
-            let disks = migrate(&format!("--qmp /q h:1 {words}")).options.disks;
+            let disks = migrate(&format!("--qmp /q h:1 {words}")).disks;
             let selection = disks.selection();
             assert_eq!(selection.drop_snapshots, words.contains("snapshots"));
             assert_eq!(selection.drop_bitmaps, words.contains("bitmaps"));
@@ -379,7 +359,7 @@ mod tests {
              --plaintext",
         );
         assert_eq!(migrate.mode(), Mode::Postcopy);
-        let options = migrate.engine_options();
+        let options = migrate.engine_options(&migrate.options());
         assert_eq!(options.max_downtime, Duration::from_millis(50));
         assert_eq!(options.bandwidth, Some(1_000_000_000));
         assert_eq!(options.links, hikkoshi_engine::default_links());
@@ -394,7 +374,8 @@ mod tests {
     /// The help names the defaults, and the engine has them.
     #[test]
     fn defaults_are_as_the_help_says() {
-        let options = migrate("--qmp /q h:1").engine_options();
+        let migrate = migrate("--qmp /q h:1");
+        let options = migrate.engine_options(&migrate.options());
         assert_eq!(options.mode, Mode::Hybrid);
         assert_eq!(options.max_downtime, Duration::from_millis(300));
         assert_eq!(options.precopy_rounds, 1);
@@ -412,11 +393,8 @@ mod tests {
     #[test]
     fn each_policy_can_be_switched_off() {
         let parse = |more: &str| {
-            Some(
-                try_migrate(&format!("--qmp /q h:1 {more}"))
-                    .ok()?
-                    .engine_options(),
-            )
+            let migrate = try_migrate(&format!("--qmp /q h:1 {more}")).ok()?;
+            Some(migrate.engine_options(&migrate.options()))
         };
         let options = parse(
             "--links=16 --read-ahead=off --no-hot-first --no-follow --no-bound \
@@ -455,31 +433,27 @@ mod tests {
     #[test]
     fn earlier_options_hold_after_resume() {
         let first = migrate(
-            "h:1 --qmp /q --bandwidth 50M --retry-for 90s --links=3 --no-follow --mode postcopy \
-             --allow-device a --json /out",
+            "h:1 --domain d --bandwidth 50M --retry-for 90s --links=3 --no-follow --read-ahead 5 \
+             --quit-source --persistent",
         );
-        let second = migrate("--resume=/j/s.json --retry-for 5m --allow-device b --json -");
-        let second = second.resumed(first.options, true);
-        let options = second.engine_options();
+        let first = first.options();
+        let resumed = migrate("--resume=/j/s.json --retry-for 5m");
+        let second = resumed.options_over(&first);
+        let options = resumed.engine_options(&second);
         assert_eq!(options.bandwidth, Some(50_000_000));
-        let unlimited = migrate("--resume --bandwidth none").resumed(second.options.clone(), true);
-        assert_eq!(unlimited.engine_options().bandwidth, None);
-        assert_eq!(options.links, 3);
-        assert_eq!(options.mode, Mode::Postcopy);
-        let auto = migrate("--resume=/j/s.json --mode auto").resumed(second.options.clone(), true);
-        assert_eq!(auto.engine_options().mode, Mode::Postcopy, "it has begun");
-        assert!(!options.follow && options.hot_first);
+        assert_eq!(
+            (options.links, options.read_ahead),
+            (3, ReadAhead::Fixed(5))
+        );
+        assert!(second.quit_source && second.domain.persistent && !second.domain.autostart);
+        assert!(options.follow, "only for a measurement");
         assert_eq!(
             options.retry_for,
             RetryFor::always(Duration::from_secs(300))
         );
-        assert_eq!(second.options.journaled.devices.allow_device, ["a", "b"]);
-        assert_eq!(second.recovery.resume, Some(Some("/j/s.json".into())));
-        assert_eq!(second.output.json, Some("-".into()));
-        assert!(second.security.plaintext);
-        let third = migrate("--resume --allow-device b").resumed(second.options.clone(), false);
-        assert_eq!(third.options, second.options);
-        assert!(!third.security.plaintext);
+        let unlimited = migrate("--resume --bandwidth none").options_over(&second);
+        assert_eq!(unlimited.bandwidth_bytes_per_s, None);
+        assert_eq!(migrate("--resume").options_over(&second), second);
     }
 
     #[test]

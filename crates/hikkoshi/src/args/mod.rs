@@ -1,10 +1,9 @@
 //! The command line: one file a command, and one for each group of options that several
 //! commands have.
 //!
-//! To add an option: put a field with a `help_heading` into the struct of its command or group.
-//! One that `--resume` has to remember goes into [`MigrateOptions`], [`ReceiveOptions`] or
-//! [`JournaledOptions`], and into the journal's records (`journal/record/`). Options that only
-//! benchmarks and tests need are hidden.
+//! To add an option: put a field with a `help_heading` into the struct of its command or group, and
+//! into its `engine_options`. One that `--resume` has to remember also goes into `resolved.rs`,
+//! which is what the journal stores. Options that only benchmarks and tests need are hidden.
 
 mod advertised_address;
 mod allow_device;
@@ -33,11 +32,12 @@ mod incoming_domain;
 mod incoming_guest;
 mod invite;
 mod journal_folder;
-mod journaled_options;
 mod latency_options;
+mod links;
 mod migrate;
 mod mistakes;
 mod mode;
+mod named_guest;
 mod output_options;
 mod read_ahead;
 mod receive;
@@ -45,6 +45,7 @@ mod receiver;
 mod recovery;
 mod report;
 pub(crate) mod requested_output;
+mod resolved;
 mod running;
 mod security;
 mod ssh;
@@ -56,11 +57,9 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
-pub(crate) use bandwidth::Bandwidth;
-pub(crate) use bench_options::BenchOptions;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};
-pub(crate) use convergence::{ConvergenceOptions, MAX_DOWNTIME_MS, WhenStalled};
+pub(crate) use convergence::{MAX_DOWNTIME_MS, WhenStalled};
 pub(crate) use daemon::Daemon;
 pub(crate) use dashboard::Dashboard;
 pub(crate) use dirty_rate::DirtyRate;
@@ -70,19 +69,20 @@ pub(crate) use estimate::Estimate;
 pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
 pub(crate) use guest_name::{DEFAULT as DEFAULT_GUEST_NAME, parse as parse_guest_name};
-pub(crate) use incoming_guest::ReceiveOptions;
 pub(crate) use invite::{DEFAULT_WAIT, Invite};
-pub(crate) use journaled_options::JournaledOptions;
-pub(crate) use latency_options::LatencyOptions;
-pub(crate) use migrate::{Migrate, MigrateOptions};
+pub(crate) use journal_folder::run_folder;
+#[cfg(test)]
+pub(crate) use links::LinkOptions;
+pub(crate) use migrate::Migrate;
 pub(crate) use mistakes::parse;
 pub(crate) use mode::RequestedMode;
+pub(crate) use named_guest::NamedGuest;
 pub(crate) use output_options::{OutputOptions, ProgressFormat};
-pub(crate) use read_ahead::MAX_READ_AHEAD;
 pub(crate) use receive::{Receive, StartedBy};
 pub(crate) use receiver::Receiver;
 pub(crate) use recovery::{GiveUpOptions, RecoveryOptions};
 pub(crate) use report::Report;
+pub(crate) use resolved::{MigrateOptions, ReceiveOptions};
 pub(crate) use running::RunningMigration;
 pub(crate) use security::{CertificateFiles, InvitationArg, Security};
 pub(crate) use ssh::Words;

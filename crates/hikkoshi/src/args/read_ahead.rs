@@ -3,7 +3,16 @@
 use hikkoshi_engine::ReadAhead;
 
 /// The largest number of pages that `--read-ahead` takes.
-pub(crate) const MAX_READ_AHEAD: u32 = 256;
+const MAX_READ_AHEAD: u32 = 256;
+
+/// What [`parse`] reads.
+pub(super) fn text(read_ahead: ReadAhead) -> String {
+    match read_ahead {
+        ReadAhead::Adaptive => "adaptive".to_owned(),
+        ReadAhead::Off => "off".to_owned(),
+        ReadAhead::Fixed(pages) => pages.to_string(),
+    }
+}
 
 /// Parses `adaptive`, `off` or a number of pages.
 pub(super) fn parse(text: &str) -> Result<ReadAhead, String> {

@@ -5,7 +5,7 @@ use hikkoshi_link::Address;
 
 use super::advertised_address::AdvertisedAddress;
 use super::headings::{CONNECTION, SECURITY};
-use super::incoming_guest::{IncomingGuest, ReceiveOptions, TemplateName};
+use super::incoming_guest::{IncomingGuest, TemplateName};
 use super::output_options::OutputOptions;
 use super::recovery::{GiveUpOptions, RecoveryOptions};
 use super::security::Security;
@@ -76,14 +76,6 @@ pub(crate) enum StartedBy {
 }
 
 impl Receive {
-    /// The same command with the options that were given `earlier`, where they are not given now.
-    #[must_use]
-    pub(crate) fn resumed(mut self, earlier: ReceiveOptions, plaintext: bool) -> Self {
-        self.guest.options = self.guest.options.or(earlier);
-        self.security.plaintext |= plaintext;
-        self
-    }
-
     /// The guest's name, if a daemon has started this process for it.
     pub(crate) fn name_for_daemon(&self) -> Option<&str> {
         match &self.started_by {
@@ -119,9 +111,8 @@ mod tests {
     #[test]
     fn options_reach_the_engine() {
         let options = |more: &str| {
-            receive(&format!("--listen unix:/s --qmp /q {more}"))
-                .guest
-                .engine_options()
+            let receive = receive(&format!("--listen unix:/s --qmp /q {more}"));
+            receive.guest.engine_options(&receive.guest.options())
         };
         let by_mode = DestinationOptions {
             retry_for: RetryFor::BY_MODE,
@@ -152,11 +143,11 @@ mod tests {
     #[test]
     fn earlier_options_hold_after_resume() {
         let first = receive("--listen unix:/s --qmp /q --collapse --poll --stall-timeout 7");
-        let resumed = receive("--resume --fault-threads=2").resumed(first.guest.options, false);
-        let options = resumed.guest.engine_options();
+        let resumed = receive("--resume --fault-threads=2").guest;
+        let options = resumed.engine_options(&resumed.options_over(&first.guest.options()));
         assert_eq!(options.collapse.map(NonZeroU64::get), Some(1_000_000_000));
         assert_eq!(options.stall_timeout, Duration::from_secs(7));
         assert_eq!(options.fault_threads, NonZeroU16::new(2));
-        assert!(options.poll);
+        assert!(!options.poll, "only for a measurement");
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::headings::CONNECTION;
-use crate::journal;
+use super::journal_folder::run_folder;
 
 /// A migration that runs on this host.
 #[derive(Debug, Clone, Args)]
@@ -27,6 +27,6 @@ pub(crate) struct RunningMigration {
 impl RunningMigration {
     /// The run folder: the given one, or the default.
     pub(crate) fn run_folder(&self) -> PathBuf {
-        journal::folder(self.journal.as_deref())
+        run_folder(self.journal.as_deref())
     }
 }

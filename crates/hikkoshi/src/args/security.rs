@@ -25,6 +25,17 @@ pub(crate) struct Security {
     pub certificates: CertificateFiles,
 }
 
+impl Security {
+    /// With `--plaintext`, if `plaintext` says so.
+    #[must_use]
+    pub(crate) fn with_plaintext(&self, plaintext: bool) -> Self {
+        Self {
+            plaintext: self.plaintext || plaintext,
+            ..self.clone()
+        }
+    }
+}
+
 /// The certificates of one side: all three files, or none.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct CertificateFiles {

@@ -4,16 +4,15 @@ use hikkoshi_dashboard::{Limits, Listen, Options, Server};
 use hikkoshi_linux::sandbox_process;
 use hikkoshi_status::StatusFolder;
 
-use crate::args::Dashboard;
+use crate::args::{Dashboard, run_folder};
 use crate::commands::signals;
-use crate::journal;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
 pub(crate) fn run(args: &Dashboard) -> Result<ExitStatus, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    let folder = StatusFolder::in_run_folder(&journal::folder(args.journal.as_deref()));
+    let folder = StatusFolder::in_run_folder(&run_folder(args.journal.as_deref()));
     // The first engine would make it. Rights to a folder can only be kept if it is there.
     folder.create().map_err(|error| {
         Exit::caused(ExitStatus::Usage, Reason::System, &error).with(

@@ -8,8 +8,9 @@ use hikkoshi_link::Address;
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
 
+use crate::args::NamedGuest;
 use crate::args::RecoveryOptions;
-use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::monitor;
 use crate::commands::no_journal::no_journal;
 use crate::commands::resume_command::{cannot_resume, quoted};
 use crate::journal::{self, Entry, JournalFile};

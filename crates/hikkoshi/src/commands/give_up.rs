@@ -16,9 +16,9 @@ use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, QemuSource};
 
-use crate::args::{GiveUpOptions, Migrate, Receive};
+use crate::args::{GiveUpOptions, Migrate, NamedGuest, Receive};
 use crate::commands::find_journal::find;
-use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
+use crate::commands::monitor::{self, resume_by_hand};
 use crate::commands::print_result::print_moved;
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::resume_command;
@@ -111,8 +111,11 @@ pub(super) fn destination(
     file: Option<&Path>,
     cancel: CancelFlag,
 ) -> Result<ExitStatus, Exit> {
-    let (file, entry) =
-        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.recovery, file)?;
+    let (file, entry) = find::<DestinationEntry>(
+        monitor::named_destination(args).as_ref(),
+        &args.recovery,
+        file,
+    )?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
     let again = resume_command::<DestinationEntry>(file.path());
     require_confirmation(&args.give_up, destination_consequence(stage))

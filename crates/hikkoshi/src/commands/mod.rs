@@ -27,6 +27,7 @@ mod receive_answer;
 pub(crate) mod receiver;
 pub(crate) mod report;
 pub(crate) mod resume_command;
+mod session;
 mod shell_words;
 mod signals;
 pub(crate) mod ssh_session;

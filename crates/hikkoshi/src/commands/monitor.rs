@@ -1,6 +1,5 @@
 //! The monitor of the guest that a command is about.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,79 +7,46 @@ use hikkoshi_libvirt::{Domain, DomainError, resumed_owner};
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress, MonitorSocket};
 use hikkoshi_qemu::{MachineOwner, QemuIdentity};
 
-use crate::args::{DomainOptions, Migrate, Receive};
-use crate::commands::receive::shown_name::machine_socket;
+use crate::args::{DomainOptions, NamedGuest, Receive};
 use crate::commands::resume_command::quoted;
+use crate::journal::absolute;
+use crate::machines;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
-/// How the command line names a guest.
-#[derive(Debug, Clone)]
-pub(crate) enum NamedGuest {
-    /// `--qmp`.
-    Socket(PathBuf),
-    /// `--domain`: a name or a UUID, and the daemon.
-    Domain { name: String, uri: String },
-}
-
-impl fmt::Display for NamedGuest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Socket(path) => path.display().fmt(f),
-            Self::Domain { name, .. } => f.write_str(name),
-        }
-    }
-}
-
-impl NamedGuest {
-    /// The guest that the options of `migrate` name, if they do.
-    pub(crate) fn source(args: &Migrate) -> Option<Self> {
-        let domain = args.domain.domain.clone().map(|name| Self::Domain {
+/// The QEMU that the options of `receive` name, if they do.
+pub(crate) fn named_destination(args: &Receive) -> Option<NamedGuest> {
+    // With --template, the machine is started first.
+    let of_template = || {
+        let name = args
+            .template
+            .name
+            .as_deref()
+            .filter(|_| args.recovery.resume.is_some())?;
+        Some(machines::socket(
+            &absolute(&args.recovery.journals.path()),
             name,
-            uri: args.domain.connect.clone(),
-        });
-        domain.or_else(|| args.qmp.clone().map(Self::Socket))
-    }
+        ))
+    };
+    let socket = args.guest.qmp.clone().or_else(of_template);
+    socket.map(NamedGuest::Socket)
+}
 
-    /// The QEMU that the options of `receive` name, if they do.
-    pub(crate) fn destination(args: &Receive) -> Option<Self> {
-        // With --template, the machine is started first.
-        let of_template = || {
-            let name = args
-                .template
-                .name
-                .as_deref()
-                .filter(|_| args.recovery.resume.is_some())?;
-            Some(machine_socket(&args.recovery.journals.path(), name))
-        };
-        let socket = args.guest.qmp.clone().or_else(of_template);
-        socket.map(Self::Socket)
-    }
-
-    /// The one whose monitor is at this address.
-    pub(crate) fn at(address: &MonitorAddress) -> Self {
-        match address {
-            MonitorAddress::Socket(path) => Self::Socket(path.clone()),
-            MonitorAddress::Domain { uri, uuid, .. } => Self::Domain {
-                name: uuid.clone(),
-                uri: uri.clone(),
-            },
+/// The monitor of a guest. Looks for a domain, but does not connect to a socket yet.
+///
+/// # Errors
+/// There is no such domain that runs.
+pub(crate) fn find(
+    guest: &NamedGuest,
+    options: &DomainOptions,
+) -> Result<Arc<dyn Monitor>, DomainError> {
+    Ok(match guest {
+        NamedGuest::Socket(path) => Arc::new(MonitorSocket::new(path)),
+        NamedGuest::Domain { name, uri } => {
+            let domain = Domain::open(uri, name)?;
+            Arc::new(domain.with(options.move_options()))
         }
-    }
-
-    /// Its monitor. Looks for a domain, but does not connect to a socket yet.
-    ///
-    /// # Errors
-    /// There is no such domain that runs.
-    pub(crate) fn monitor(&self, options: &DomainOptions) -> Result<Arc<dyn Monitor>, DomainError> {
-        Ok(match self {
-            Self::Socket(path) => Arc::new(MonitorSocket::new(path)),
-            Self::Domain { name, uri } => {
-                let domain = Domain::open(uri, name)?;
-                Arc::new(domain.with(options.move_options()))
-            }
-        })
-    }
+    })
 }
 
 /// The monitor of the guest that the options name.
@@ -95,7 +61,7 @@ pub(crate) fn named(
         // The command line requires it.
         Exit::new(ExitStatus::Usage, Reason::Usage, "--qmp PATH is missing")
     })?;
-    guest.monitor(options).map_err(|error| {
+    find(&guest, options).map_err(|error| {
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })
 }

@@ -3,15 +3,15 @@
 use error_reporter::Report;
 use hikkoshi_qemu::{GuestState, LastMigration, MOVED_STATE};
 
-use crate::args::DomainOptions;
-use crate::commands::monitor::NamedGuest;
+use crate::args::{DomainOptions, NamedGuest};
+use crate::commands::monitor;
 use crate::journal::{Entry, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
 /// There is nothing to resume, because of `what`.
 pub(super) fn no_journal<E: Entry>(guest: Option<&NamedGuest>, what: &str) -> Exit {
-    let state = match guest.map(|guest| guest.monitor(&DomainOptions::default())) {
+    let state = match guest.map(|guest| monitor::find(guest, &DomainOptions::default())) {
         Some(Ok(monitor)) => GuestState::query(&*monitor),
         Some(Err(error)) => Err(Report::new(&error).to_string()),
         None => Err("name the guest with --qmp or --domain".to_owned()),

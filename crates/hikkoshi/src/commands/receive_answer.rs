@@ -6,7 +6,12 @@ use std::io::{self, BufRead};
 use hikkoshi_link::tls::Invitation;
 
 use crate::commands::bounded_lines::next_line;
-use crate::commands::ssh_session::{BUSY, LISTENING};
+
+/// The line by which a `receive` that resumes a migration says that it listens.
+pub(super) const LISTENING: &str = "hikkoshi-listening";
+
+/// The line by which it says that another process resumes the migration.
+pub(super) const BUSY: &str = "hikkoshi-busy";
 
 /// How much a login shell may print before, in lines.
 const MAX_OTHER_LINES: usize = 100;

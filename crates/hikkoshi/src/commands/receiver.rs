@@ -4,7 +4,7 @@ use hikkoshi_engine::CancelFlag;
 
 use crate::args::{Receive, Receiver};
 use crate::commands::resume_command::before_search;
-use crate::commands::{daemon, receive, signals, ssh_session};
+use crate::commands::{daemon, receive, session, signals};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::streams;
 
@@ -19,6 +19,6 @@ fn prepare(args: &Receiver) -> Result<CancelFlag, Exit> {
     if let Some(limit) = args.open_files {
         daemon::restore_open_files(limit)?;
     }
-    ssh_session::detach();
+    session::detach();
     signals::cancel_except_on_hangup()
 }

@@ -9,8 +9,8 @@ use error_reporter::Report;
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity};
 
+use crate::args::NamedGuest;
 use crate::commands::find_journal::{may_exist, may_listen};
-use crate::commands::monitor::NamedGuest;
 use crate::journal::{self, Entry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;

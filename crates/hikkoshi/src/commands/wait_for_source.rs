@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FileType;
 
 use crate::args::Receive;
-use crate::commands::{signals, ssh_session};
+use crate::commands::{session, signals};
 
 /// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe,
 /// waits only while another process can read it: if the program that was to pass it on has failed,
@@ -21,18 +21,18 @@ pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
     let wait_for = args
         .guest
         .wait_for
-        .or_else(|| in_session.then_some(ssh_session::WAIT));
+        .or_else(|| in_session.then_some(session::WAIT));
     let begun = Instant::now();
     let stdout = io::stdout();
     // Another process reads it then. A file keeps the invitation, and a user may have read it on a
     // terminal before closing that.
     // A daemon that is restarted does not end the receivers that it has started.
-    let reader = invitation && args.name_for_daemon().is_none() && ssh_session::is_pipe(&stdout);
+    let reader = invitation && args.name_for_daemon().is_none() && session::is_pipe(&stdout);
     let stdin = io::stdin();
     let asked_for = args.name_for_daemon().is_some() && is_socket(&stdin);
     WaitLimit::until(move || match wait_for {
         Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::TimedOut(limit)),
-        _ if in_session && ssh_session::has_ended() => Some(WaitEnded::SessionEnded),
+        _ if in_session && session::has_ended() => Some(WaitEnded::SessionEnded),
         _ if signals::is_withdrawn() => Some(WaitEnded::Withdrawn),
         _ if asked_for && is_closed(&stdin) => Some(WaitEnded::SourceGone),
         _ if reader && has_no_reader(&stdout) => Some(WaitEnded::InvitationReaderGone),

@@ -7,22 +7,9 @@ use super::entry::{DestinationEntry, Entry, SourceEntry};
 use super::file::{self, JournalFile};
 use super::paths::absolute;
 use super::permissions;
-use crate::commands::monitor::NamedGuest;
+use crate::args::NamedGuest;
 use error_reporter::Report;
 use hikkoshi_qemu::qmp::MonitorAddress;
-
-/// The folder: the given one, else `/run/hikkoshi`, or for users other than root
-/// `$XDG_RUNTIME_DIR/hikkoshi`.
-pub(crate) fn folder(given: Option<&Path>) -> PathBuf {
-    if let Some(given) = given {
-        return given.to_owned();
-    }
-    let is_root = rustix::process::geteuid().is_root();
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !is_root && !dir.is_empty()) {
-        Some(dir) => Path::new(&dir).join("hikkoshi"),
-        None => PathBuf::from("/run/hikkoshi"),
-    }
-}
 
 /// Whether this user has no right to read `folder`.
 pub(crate) fn is_hidden(folder: &Path) -> bool {

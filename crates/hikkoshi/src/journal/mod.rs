@@ -7,7 +7,6 @@
 //! A process that works with it holds a lock. Because it names a process to access, perhaps as
 //! root, a file that another user could have written is not read (`permissions.rs`).
 
-mod destination;
 mod entry;
 mod file;
 mod folder;
@@ -16,13 +15,10 @@ mod offline;
 mod paths;
 mod permissions;
 mod record;
-mod source;
 
-pub(crate) use destination::DestinationJournal;
 pub(crate) use entry::{DestinationEntry, Entry, SourceEntry};
 pub(crate) use file::JournalFile;
-pub(crate) use folder::{find, folder, is_hidden, search, unreadable};
+pub(crate) use folder::{find, is_hidden, search, unreadable};
 pub(crate) use lock::{LockHolder, is_held};
 pub(crate) use offline::OfflineJournal;
 pub(crate) use paths::{absolute, absolute_address};
-pub(crate) use source::SourceJournal;

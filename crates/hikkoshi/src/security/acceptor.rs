@@ -11,7 +11,7 @@ use super::errors::{
     usage,
 };
 use super::invitation_address::InvitationAddress;
-use crate::args::{Receive, StartedBy};
+use crate::args::{Receive, Security, StartedBy};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -55,11 +55,10 @@ impl Acceptor {
 
     /// For a migration that is resumed; `recorded` is the protection of its links in the journal.
     pub(crate) fn resumed(
-        args: &Receive,
+        security: &Security,
         listen: &Address,
         recorded: Option<DestinationCredentials>,
     ) -> Result<Self, Exit> {
-        let security = &args.security;
         let Some(recorded) = recorded else {
             check_still_plaintext(security, listen)?;
             return Ok(Self::Plaintext {
@@ -120,7 +119,7 @@ impl Acceptor {
 
     /// Reports the address, and prints the invitation if there is one.
     pub(crate) fn announce(
-        self,
+        &self,
         args: &Receive,
         listener: &Listener,
         observer: &dyn Observer,

@@ -12,7 +12,7 @@ use super::errors::{
     beyond_this_machine, check_still_encrypted, check_still_plaintext, credentials, unencrypted,
     usage,
 };
-use crate::args::{InvitationArg, Migrate, Security};
+use crate::args::{InvitationArg, Security};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
@@ -115,18 +115,16 @@ pub(crate) fn invited_by_certificate(
     Ok((remote, request))
 }
 
-/// The destination of a migration that is resumed. `address` and `recorded`, the protection of its
-/// links, are from the journal.
+/// The destination of a migration that is resumed. `recorded` is the protection of its links in the
+/// journal.
 pub(crate) fn resumed_remote(
-    args: &Migrate,
+    security: &Security,
     address: &Address,
     recorded: Option<SourceCredentials>,
 ) -> Result<Remote, Exit> {
-    let security = &args.security;
-    let address = args.address.as_ref().unwrap_or(address).clone();
     let tls = match recorded {
         None => {
-            check_still_plaintext(security, &address)?;
+            check_still_plaintext(security, address)?;
             None
         }
         Some(recorded) => {
@@ -142,7 +140,7 @@ pub(crate) fn resumed_remote(
     Ok(Remote {
         loopback_only: tls.is_none() && !security.plaintext,
         tls,
-        ..address.into()
+        ..address.clone().into()
     })
 }
 

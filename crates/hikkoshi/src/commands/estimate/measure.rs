@@ -20,6 +20,7 @@ use hikkoshi_qemu::{Checked, QemuMeasurement, Verdict};
 use crate::args::DomainArgs;
 use crate::commands::check::{self, CheckedGuestOf};
 use crate::commands::dirty_rate;
+use crate::output::estimate::{Estimated, EstimatedMode};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
@@ -57,29 +58,6 @@ pub(crate) struct Request<'a> {
     pub(crate) seconds: Duration,
     pub(crate) max_cost: f64,
     pub(crate) probe_limit: u64,
-}
-
-/// What was measured, and what follows from it.
-#[derive(Debug)]
-pub(crate) struct Estimated {
-    pub(crate) pid: u32,
-    pub(crate) measurement: Measurement,
-    pub(crate) content: ContentSample,
-    pub(crate) guest: Guest,
-    pub(crate) line: Line,
-    /// Bytes of the probe, and its time; `None`: the line was given.
-    pub(crate) probed: Option<(u64, Duration)>,
-    pub(crate) modes: Vec<EstimatedMode>,
-    pub(crate) choice: Option<Choice>,
-    pub(crate) notes: Vec<String>,
-}
-
-/// One mode.
-#[derive(Debug)]
-pub(crate) struct EstimatedMode {
-    pub(crate) prediction: Prediction,
-    /// Why it is not possible.
-    pub(crate) obstacles: Vec<String>,
 }
 
 /// Why there is no estimate. The guest is as before.

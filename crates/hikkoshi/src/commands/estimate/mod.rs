@@ -3,7 +3,7 @@
 mod measure;
 
 use measure::NO_RATE;
-pub(crate) use measure::{Estimated, NotEstimated, Request, estimate};
+pub(crate) use measure::{NotEstimated, Request, estimate};
 
 use hikkoshi_qemu::DiskSelection;
 

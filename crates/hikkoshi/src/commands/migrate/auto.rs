@@ -8,8 +8,8 @@ use hikkoshi_link::Remote;
 
 use crate::args::{Migrate, RequestedMode, WhenStalled};
 use crate::commands::check::CheckedGuestOf;
-use crate::commands::estimate::{Estimated, NotEstimated, Request, estimate};
-use crate::output::estimate::SpanReport;
+use crate::commands::estimate::{NotEstimated, Request, estimate};
+use crate::output::estimate::{Estimated, SpanReport};
 use crate::output::exit::Exit;
 use crate::output::report::AutoReport;
 
@@ -42,22 +42,21 @@ pub(super) fn choose(
     cancel: &CancelFlag,
     observer: &dyn Observer,
 ) -> Result<Option<Chosen>, Exit> {
-    if args.options.mode != Some(RequestedMode::Auto) {
+    if args.mode != Some(RequestedMode::Auto) {
         return Ok(None);
     }
-    let mut options = args.engine_options();
-    options.bandwidth = args.options.bandwidth();
+    let options = args.engine_options(&args.options());
     let request = Request {
         guest: CheckedGuestOf {
             domain: &args.domain,
             qmp: args.qmp.as_deref(),
-            devices: &args.options.journaled.devices,
-            disks: args.options.disks.selection(),
+            devices: &args.devices,
+            disks: args.disks.selection(),
         },
         domain: &args.domain,
         qmp: args.qmp.as_deref(),
         remote: Some(remote),
-        allow_cpu_mismatch: args.options.allow_cpu_mismatch,
+        allow_cpu_mismatch: args.allow_cpu_mismatch,
         round_trip: None,
         options,
         seconds: SECONDS,
@@ -83,11 +82,10 @@ pub(super) fn choose(
         report.reason
     ));
     let mut args = args.clone();
-    args.options.mode = Some(RequestedMode::Fixed(report.mode()));
+    args.mode = Some(RequestedMode::Fixed(report.mode()));
     if report.mode() == Mode::Precopy && report.may_postcopy {
         // The guest may write more than it did while it was measured.
-        args.options
-            .convergence
+        args.convergence
             .when_stalled
             .get_or_insert(WhenStalled::Switch);
     }

@@ -1,8 +1,10 @@
 //! `hikkoshi migrate`: the source of a migration.
 
 mod auto;
+mod journal;
 mod outcome;
 mod resume;
+mod run;
 mod ssh;
 mod unfinished;
 
@@ -10,27 +12,24 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{
-    CancelFlag, MigrateControl, Mode, SourceControl, SourceGuest, SourceOptions, migrate,
-};
+use hikkoshi_engine::{CancelFlag, Mode, migrate};
 use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, KeptRequest, Remote};
 use hikkoshi_qemu::qmp::Monitor;
-use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
+use hikkoshi_qemu::{AttachError, Excludes, QemuIdentity, QemuSource};
 use hikkoshi_status::Side;
 
-use self::outcome::SourceMachine;
+use self::run::{AttachedSource, Machine};
+use crate::args::NamedGuest;
 use crate::args::{Migrate, RequestedMode};
 use crate::commands::find_journal::may_exist;
-use crate::commands::guard::GuardProcess;
 use crate::commands::kernel_support::require_dirty_log;
-use crate::commands::monitor::{self, NamedGuest};
-use crate::commands::resume_command::{before_search, set_command};
+use crate::commands::monitor;
+use crate::commands::resume_command::before_search;
 use crate::commands::{give_up, journal_link, signals};
-use crate::journal::{JournalFile, SourceEntry, SourceJournal};
+use crate::journal::{JournalFile, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
-use crate::output::report::SourceExtras;
 use crate::security;
 use crate::status::{Session, SessionInfo};
 
@@ -46,8 +45,8 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
             qmp: None,
-            max_downtime_ms: args.options.convergence.max_downtime,
-            bandwidth: args.options.bandwidth(),
+            max_downtime_ms: args.convergence.max_downtime,
+            bandwidth: args.bandwidth.and_then(|given| given.limit),
             working_set: None,
         },
     );
@@ -124,7 +123,7 @@ fn start(
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
-    let monitor = monitor::named(NamedGuest::source(args), &args.options.domain)?;
+    let monitor = monitor::named(NamedGuest::source(args), &args.moved_domain)?;
     let folder = args.recovery.journals.path();
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
@@ -132,7 +131,7 @@ fn start(
     // be moved. But measuring the line to it comes before the mode, and that before attaching.
     let mut receiver = None;
     let mut chosen = None;
-    if args.options.mode == Some(RequestedMode::Auto) {
+    if args.mode == Some(RequestedMode::Auto) {
         if matches!(destination, Destination::Named { .. }) {
             check_movable(args, &monitor)?;
         }
@@ -146,28 +145,55 @@ fn start(
     {
         session.set_working_set(measured);
     }
-    let phases = args.engine_options().phases();
-    let owner = Arc::clone(&monitor);
-    let mut guest =
-        QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
-            .map_err(|error| not_attached(&error))?;
+    let options = args.options();
+    let phases = args.engine_options(&options).phases();
+    let mut guest = QemuSource::attach_for(Arc::clone(&monitor), &args.devices.allowed(), phases)
+        .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
-    let notices = guest.choose_disks(&args.options.disks.selection());
+    let notices = guest.choose_disks(&args.disks.selection());
     let notices = notices.map_err(|error| {
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
     })?;
     for notice in notices {
         observer.notice(&notice);
     }
+    let info = guest.reattach_info();
+    let file = journal_file(args, &info.identity)?;
+    let receiver = match receiver {
+        Some(receiver) => receiver,
+        None => destination.receiver(&cancel)?,
+    };
+    args.devices.warn(&*observer);
+    if let Some(note) = guest.vlan_note() {
+        observer.notice(&note);
+    }
+    let attached = AttachedSource {
+        args,
+        session,
+        options,
+        remote: receiver.remote.clone(),
+        security: args.security.clone(),
+        monitor,
+        machine: Machine::Qemu(Box::new(guest)),
+        info,
+        file,
+        record: None,
+        auto: chosen.as_ref().map(|chosen| &chosen.report),
+    };
+    let failed =
+        |reason, error: &io::Error| Exit::new(ExitStatus::AtSource, reason, error).with(UNCHANGED);
+    attached.begin(failed)?.run(cancel, migrate)
+}
+
+/// The locked journal of a new migration.
+fn journal_file(args: &Migrate, identity: &QemuIdentity) -> Result<JournalFile, Exit> {
     let keeping = |error: io::Error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what).with(UNCHANGED)
     };
-    let identity = guest.reattach_info().identity;
-    session.set_guest(&monitor::guest_name(&identity));
-    session.set_monitor(&identity.monitor);
-    let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
+    let folder = args.recovery.journals.path();
+    let file = JournalFile::for_qemu::<SourceEntry>(&folder, identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     let entry = file.read::<SourceEntry>();
     if let Some(entry) = entry.map_err(|error| unfinished::cannot_tell(&error, file.path()))?
@@ -179,88 +205,12 @@ fn start(
     if let Some(link) = &args.recovery.journal_link {
         journal_link::make::<SourceEntry>(link, &file).map_err(keeping)?;
     }
-    let receiver = match receiver {
-        Some(receiver) => receiver,
-        None => destination.receiver(&cancel)?,
-    };
-    let remote = &receiver.remote;
-    // Dropped last: on its end the guard locks the journal, which has to be free by then.
-    let nameless = identity.nameless_files(&guest.ram());
-    let _guard = GuardProcess::start(file.path(), &nameless).map_err(|error| {
-        let what = format!("starting the guard process: {}", Report::new(&error));
-        Exit::new(ExitStatus::AtSource, Reason::System, what).with(UNCHANGED)
-    })?;
-    let journal = SourceJournal::new(
-        file,
-        remote.clone(),
-        args.security.plaintext,
-        args.options.clone(),
-        guest.reattach_info(),
-        None,
-    );
-    let journal = Arc::new(journal.noting(guest.ram()));
-    let undo_journal = Arc::clone(&journal);
-    guest
-        .on_undo_record(move |record| undo_journal.set_undo(record))
-        .map_err(keeping)?;
-    security::warn_of_readable_key(&args.security.certificates, &*observer);
-    args.options.journaled.devices.warn(&*observer);
-    if let Some(note) = guest.vlan_note() {
-        observer.notice(&note);
-    }
-    let control = SourceControl::new();
-    session.set_control(&control);
-    let watch = MigrateControl {
-        cancel,
-        control,
-        observer,
-        journal: Arc::<SourceJournal>::clone(&journal),
-    };
-    let name = monitor::guest_name(&identity);
-    let options = SourceOptions {
-        set_command: set_command(&name, args.recovery.journals.given()),
-        ..args.engine_options()
-    };
-    let result = migrate(&mut guest, remote, &options, &watch);
-    let address = &identity.monitor;
-    let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
-    if result.is_ok() && !quits {
-        guest.note_moved();
-    }
-    let left_to_do = result
-        .as_ref()
-        .ok()
-        .and_then(|done| done.left_to_do.as_deref());
-    let undefine = args.options.domain.undefine_source;
-    let quit = quits.then(|| {
-        outcome::quit_source(|| {
-            guest.quit()?;
-            outcome::forget(&*owner, undefine, left_to_do)
-        })
-    });
-    if quit.as_ref().is_some_and(|quit| quit.source_quit) {
-        journal.remove();
-    }
-    let guest_now = outcome::guest_now(&result, Some(&mut guest));
-    let machine = SourceMachine {
-        monitor: address,
-        pid: (!guest.has_ended()).then(|| guest.pid()),
-        guest: guest_now,
-        ran: guest.describe().running,
-    };
-    let extras = SourceExtras {
-        quit: quit.as_ref(),
-        auto: chosen.as_ref().map(|chosen| &chosen.report),
-    };
-    let status = outcome::report(session, result, journal.path(), &machine, extras);
-    // Before the guard, which reads the journal.
-    drop((watch, guest, journal));
-    status
+    Ok(file)
 }
 
 /// Checks that the guest can be moved in some mode.
 fn check_movable(args: &Migrate, monitor: &Arc<dyn Monitor>) -> Result<(), Exit> {
-    let allowed = args.options.journaled.devices.allowed();
+    let allowed = args.devices.allowed();
     match QemuSource::attach_for(Arc::clone(monitor), &allowed, Mode::Hybrid) {
         Err(error) if error.excludes() == Excludes::AllModes => Err(not_attached(&error)),
         Ok(_) | Err(_) => Ok(()),

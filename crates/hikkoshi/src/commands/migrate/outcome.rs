@@ -8,8 +8,9 @@ use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress};
-use hikkoshi_qemu::{GuestNow, QemuSource, QuitError};
+use hikkoshi_qemu::{GuestNow, QemuIdentity, QemuSource, QuitError};
 
+use crate::args::MigrateOptions;
 use crate::commands::guard::QEMU_ENDED;
 use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::print_result;
@@ -89,7 +90,7 @@ pub(super) fn report(
                     qemu_pid,
                     &resume_command::<SourceEntry>(journal),
                 )),
-                _ => qemu_pid.map(end_qemu),
+                _ => qemu_pid.map(how_to_end),
             };
             print_result(&account, session, what, next.as_deref(), extras)?;
             return Ok(ExitStatus::of(account.guest_state));
@@ -128,7 +129,7 @@ pub(super) fn report(
 /// Removes what the owner of a guest that has moved still keeps of it here (`--undefine-source`).
 /// If the destination has not done everything, a domain may not be persistent there: it stays
 /// defined here.
-pub(super) fn forget(
+fn forget(
     monitor: &dyn Monitor,
     undefine: bool,
     left_to_do: Option<&str>,
@@ -144,9 +145,30 @@ pub(super) fn forget(
     Ok(monitor.forget()?)
 }
 
-/// Ends the source's QEMU (`--quit-source`). If that fails, the result says what to do, and the
+/// Ends the source's QEMU of a guest that has moved, if that is wanted (`--quit-source`, a domain);
+/// otherwise QEMU notes that the guest has moved. `guest`: none if QEMU has ended.
+pub(super) fn end_qemu(
+    guest: Option<&mut QemuSource>,
+    monitor: &dyn Monitor,
+    options: &MigrateOptions,
+    identity: &QemuIdentity,
+    left_to_do: Option<&str>,
+) -> Option<SourceQuit> {
+    if !options.quit_source && !identity.monitor.is_owned() {
+        if let Some(guest) = guest {
+            guest.note_moved();
+        }
+        return None;
+    }
+    Some(quit_source(|| {
+        guest.map_or(Ok(()), QemuSource::quit)?;
+        forget(monitor, options.domain.undefine_source, left_to_do)
+    }))
+}
+
+/// Ends the source's QEMU. If that fails, the result says what to do, and the
 /// journal stays.
-pub(super) fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) -> SourceQuit {
+fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) -> SourceQuit {
     let error = quit().err().map(|error| Report::new(&error).to_string());
     if let Some(error) = &error {
         streams::notice(&format!("the source's QEMU was not ended: {error}"));
@@ -253,7 +275,7 @@ fn not_ended(error: &str, monitor: &MonitorAddress, pid: Option<u32>, again: &st
 }
 
 /// What to do with the source's QEMU after the migration.
-fn end_qemu(pid: u32) -> String {
+fn how_to_end(pid: u32) -> String {
     format!(
         "next: end the source's QEMU (process {pid}), for example with the QMP command 'quit'. It \
          is paused and is not needed any more; never continue it ('cont')"

@@ -4,21 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, resume_migrate};
+use hikkoshi_engine::{CancelFlag, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
+use hikkoshi_qemu::{QemuSource, RamFileSource};
 
-use super::outcome::{self, SourceMachine};
-use crate::args::Migrate;
+use super::outcome;
+use super::run::{AttachedSource, Machine};
+use crate::args::NamedGuest;
+use crate::args::{Migrate, MigrateOptions};
 use crate::commands::find_journal::{find, is_same_host};
-use crate::commands::guard::GuardProcess;
-use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::monitor;
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
-use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
+use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
-use crate::output::report::SourceExtras;
 use crate::output::streams;
 use crate::security;
 use crate::status::Session;
@@ -36,32 +36,31 @@ pub(super) fn resume(
 ) -> Result<ExitStatus, Exit> {
     let (file, mut entry) =
         find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.recovery, file)?;
+    let options = args.options_over(&entry.options);
     if entry.engine.stage == SourceStage::Done {
         // The engine before knew what the destination had reported.
         let unknown = entry.options.domain.persistent.then_some(NOT_KNOWN);
-        return complete(args, &file, &entry, unknown);
+        return complete(args, &options, &file, &entry, unknown);
     }
     if let Some(there) = completed_here(&file, &entry) {
-        return complete(args, &file, &entry, there.left_to_do.as_deref());
+        return complete(args, &options, &file, &entry, there.left_to_do.as_deref());
     }
     let plaintext = entry.plaintext && is_same_host(args.address.as_ref(), &entry.address);
-    let args = &args.clone().resumed(entry.options.clone(), plaintext);
-    let remote = security::resumed_remote(args, &entry.address, entry.security.take())
+    let security = args.security.with_plaintext(plaintext);
+    let address = args.address.as_ref().unwrap_or(&entry.address);
+    let remote = security::resumed_remote(&security, address, entry.security.take())
         .map_err(not_resumed::<SourceEntry>(file.path()))?;
-    let cannot = |reason, error: &dyn std::error::Error| {
-        cannot_resume::<SourceEntry>(reason, error, file.path())
-    };
-    let address = entry.qemu.identity.monitor.clone();
-    let monitor = monitor::at_source(&address, &args.options.domain);
-    let mut attached = QemuSource::reattach(&entry.qemu, Arc::clone(&monitor))
+    let path = file.path().to_owned();
+    let cannot =
+        |reason, error: &dyn std::error::Error| cannot_resume::<SourceEntry>(reason, error, &path);
+    let monitor = monitor::at_source(&entry.qemu.identity.monitor, &options.domain);
+    let attached = QemuSource::reattach(&entry.qemu, Arc::clone(&monitor))
         .map_err(|error| cannot(Reason::NotAttached, &error))?;
-    let has_ended = attached.is_none();
-    let reattach_info = attached
-        .as_ref()
-        .map_or_else(|| entry.qemu.clone(), QemuSource::reattach_info);
-    let mut files;
-    let guest: &mut dyn SourceGuest = match &mut attached {
-        Some(guest) => guest,
+    let (machine, info) = match attached {
+        Some(guest) => {
+            let info = guest.reattach_info();
+            (Machine::Qemu(Box::new(guest)), info)
+        }
         None if entry.engine.stage == SourceStage::Owned => {
             file.remove();
             let what = "the source's QEMU has ended, and the guest with it: it was never handed \
@@ -70,87 +69,29 @@ pub(super) fn resume(
             return Err(exit.held_by(Holder::Nobody));
         }
         None => {
-            files =
+            let files =
                 RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?;
-            &mut files
+            (Machine::Files(Box::new(files)), entry.qemu)
         }
     };
-    // If the guest comes back and this engine is killed, the guest must not stay stopped.
-    let nameless = reattach_info.identity.nameless_files(&guest.ram());
-    let guard =
-        (!has_ended || !nameless.is_empty()).then(|| GuardProcess::start(file.path(), &nameless));
-    let _guard = guard.transpose().map_err(|error| {
-        let error = std::io::Error::other(format!(
-            "starting the guard process: {}",
-            Report::new(&error)
-        ));
-        cannot(Reason::System, &error)
-    })?;
-    let identity = entry.qemu.identity.clone();
-    let pid = identity.pid;
-    let engine = entry.engine;
-    let journal = Arc::new(SourceJournal::new(
+    let record = entry.engine;
+    let attached = AttachedSource {
+        args,
+        session,
+        options,
+        remote,
+        security,
+        monitor,
+        machine,
+        info,
         file,
-        remote.clone(),
-        args.security.plaintext,
-        args.options.clone(),
-        reattach_info,
-        Some(engine.clone()),
-    ));
-    session.set_guest(&monitor::guest_name(&identity));
-    session.set_monitor(&address);
-    let observer = session.observer();
-    security::warn_of_readable_key(&args.security.certificates, &*observer);
-    let control = SourceControl::new();
-    session.set_control(&control);
-    let watch = MigrateControl {
-        cancel,
-        control,
-        observer,
-        journal: Arc::<SourceJournal>::clone(&journal),
-    };
-    let result = resume_migrate(guest, engine, &remote, &args.engine_options(), &watch);
-    let has_ended = guest.has_ended();
-    let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
-    if let (Ok(_), false, Some(guest)) = (&result, quits, &mut attached) {
-        guest.note_moved();
-    }
-    let left_to_do = result
-        .as_ref()
-        .ok()
-        .and_then(|done| done.left_to_do.as_deref());
-    let undefine = args.options.domain.undefine_source;
-    let quit = quits.then(|| {
-        outcome::quit_source(|| {
-            quit_attached(attached.as_mut())?;
-            outcome::forget(&*monitor, undefine, left_to_do)
-        })
-    });
-    let guest_now = outcome::guest_now(&result, attached.as_mut());
-    drop(attached);
-    if quit.as_ref().is_some_and(|quit| quit.source_quit) {
-        journal.remove();
-    }
-    let has_ended = has_ended || matches!(identity.process(), Ok(None));
-    let machine = SourceMachine {
-        monitor: &address,
-        pid: (!has_ended).then_some(pid),
-        guest: guest_now,
-        ran: identity.description.running,
-    };
-    let extras = SourceExtras {
-        quit: quit.as_ref(),
+        record: Some(record.clone()),
         auto: None,
     };
-    let status = outcome::report(session, result, journal.path(), &machine, extras);
-    // Before the guard, which reads the journal.
-    drop((watch, journal));
-    status
-}
-
-/// Ends QEMU; `None`: it has ended.
-fn quit_attached(guest: Option<&mut QemuSource>) -> Result<(), QuitError> {
-    guest.map_or(Ok(()), QemuSource::quit)
+    let run = attached.begin(|reason, error| cannot(reason, error))?;
+    run.run(cancel, |guest, remote, options, watch| {
+        resume_migrate(guest, record, remote, options, watch)
+    })
 }
 
 /// A destination on this host that has all pages.
@@ -191,13 +132,13 @@ fn completed_here(file: &JournalFile, entry: &SourceEntry) -> Option<CompletedHe
 /// The destination has all pages: restores what was changed in the source's QEMU.
 fn complete(
     args: &Migrate,
+    options: &MigrateOptions,
     file: &JournalFile,
     entry: &SourceEntry,
     left_to_do: Option<&str>,
 ) -> Result<ExitStatus, Exit> {
-    let address = &entry.qemu.identity.monitor;
-    let domain = args.options.domain.clone().or(&entry.options.domain);
-    let monitor = monitor::at_source(address, &domain);
+    let identity = &entry.qemu.identity;
+    let monitor = monitor::at_source(&identity.monitor, &options.domain);
     let mut attached = QemuSource::reattach(&entry.qemu, Arc::clone(&monitor))
         .map_err(|error| cannot_resume::<SourceEntry>(Reason::NotAttached, &error, file.path()))?;
     if let Some(guest) = &mut attached
@@ -206,16 +147,7 @@ fn complete(
         let error = Report::new(&error);
         streams::notice(&format!("the guest has moved, but: {error}"));
     }
-    let quits = args.options.quit_source || entry.options.quit_source || address.is_owned();
-    if let (false, Some(guest)) = (quits, &mut attached) {
-        guest.note_moved();
-    }
-    let quit = quits.then(|| {
-        outcome::quit_source(|| {
-            quit_attached(attached.as_mut())?;
-            outcome::forget(&*monitor, domain.undefine_source, left_to_do)
-        })
-    });
+    let quit = outcome::end_qemu(attached.as_mut(), &*monitor, options, identity, left_to_do);
     // Otherwise this command can be repeated: nothing else is left to do.
     if quit.as_ref().is_none_or(|quit| quit.source_quit) || entry.engine.stage != SourceStage::Done
     {

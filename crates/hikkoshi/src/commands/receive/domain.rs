@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, DestinationHost, GuestError, OfferedGuest, ReceiveControl,
-    receive_at,
+    CancelFlag, DestinationGuest, DestinationHost, GuestError, OfferedGuest, receive_at,
 };
 use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_libvirt::{Domain, IncomingOptions};
@@ -16,15 +15,16 @@ use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination};
 use hikkoshi_wire::text::one_line;
 use thiserror::Error;
 
+use super::journal::DestinationJournal;
+use super::run::{self, Announcement, DestinationRun};
 use super::{outcome, unfinished};
 use crate::args::Receive;
 use crate::commands::operator_file;
-use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{journal_link, monitor};
-use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
+use crate::journal::{DestinationEntry, JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::security::{self, Acceptor};
+use crate::security::Acceptor;
 use crate::status::Session;
 
 /// A guest is refused.
@@ -63,16 +63,8 @@ pub(super) fn start(
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
-    let Some(listen) = &args.listen else {
-        // The command line requires it.
-        return Err(Exit::new(
-            ExitStatus::Usage,
-            Reason::Usage,
-            "--listen ADDR is missing",
-        ));
-    };
-    let acceptor = Acceptor::new(args, listen)?;
-    if !args.guest.options.journaled.devices.allow_device.is_empty() {
+    let acceptor = Acceptor::new(args, run::address(args)?)?;
+    if !args.guest.devices.allow_device.is_empty() {
         let what = "--allow-device has no effect with --connect: the source checks the domain's \
                     devices, so give it there";
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
@@ -86,17 +78,7 @@ pub(super) fn start(
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
-    let waiting = wait_for_source(args, acceptor.prints_invitation(args));
-    let listener = acceptor
-        .bind(listen)?
-        .with_priority(args.guest.engine_options().priority)
-        .with_wait_limit(waiting);
-    let observer = session.observer();
-    security::warn_of_readable_key(&args.security.certificates, &*observer);
-    let tls = acceptor.tls().cloned();
-    super::not_withdrawn()?;
-    acceptor.announce(args, &listener, &*observer)?;
-    super::tell_ready(&*observer);
+    let run = DestinationRun::new(args, session, acceptor)?;
     let journal = Arc::new(LaterJournal::default());
     let mut host = DomainHost {
         options,
@@ -107,27 +89,17 @@ pub(super) fn start(
         waiting_lock: Some(waiting_lock),
         cancel: cancel.clone(),
         journal: Arc::clone(&journal),
-        new_journal: Box::new(|file, guest| {
-            DestinationJournal::new(
-                file,
-                listener.address(),
-                args.security.plaintext,
-                args.guest.options.clone(),
-                tls.clone(),
-                guest.reattach_info(),
-                // libvirt owns it.
-                None,
-            )
-        }),
+        run: &run,
         guest: None,
         session,
     };
-    let watch = ReceiveControl {
+    let kept = Arc::<LaterJournal>::clone(&journal);
+    let result = run.receive(
         cancel,
-        observer,
-        journal: Arc::<LaterJournal>::clone(&journal),
-    };
-    let result = receive_at(&mut host, &listener, &args.guest.engine_options(), &watch);
+        kept,
+        Announcement::New,
+        |listener, options, watch| receive_at(&mut host, listener, options, watch),
+    )?;
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
@@ -171,9 +143,6 @@ fn check_name(only: Option<&str>, offered: &str) -> Result<(), RefuseError> {
     }
 }
 
-/// Makes the journal of a guest that is received into this machine.
-type NewJournal<'a> = Box<dyn Fn(JournalFile, &QemuDestination) -> DestinationJournal + Send + 'a>;
-
 /// Creates domains for offered guests, one at a time.
 struct DomainHost<'a> {
     options: IncomingOptions,
@@ -187,7 +156,7 @@ struct DomainHost<'a> {
     waiting_lock: Option<JournalFile>,
     cancel: CancelFlag,
     journal: Arc<LaterJournal>,
-    new_journal: NewJournal<'a>,
+    run: &'a DestinationRun<'a>,
     guest: Option<QemuDestination>,
     session: &'a Session,
 }
@@ -229,7 +198,9 @@ impl DestinationHost for DomainHost<'_> {
             journal_link::make::<DestinationEntry>(link, &file)
                 .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
         }
-        self.journal.begin((self.new_journal)(file, &attached));
+        // libvirt owns the machine: it has no mark.
+        let journal = self.run.journal(file, attached.reattach_info(), None);
+        self.journal.begin(journal);
         self.waiting_lock = None;
         Ok(self.guest.insert(attached))
     }

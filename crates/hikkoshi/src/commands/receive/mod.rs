@@ -1,8 +1,10 @@
 //! `hikkoshi receive`: the destination of a migration.
 
 mod domain;
+mod journal;
 mod outcome;
 mod resume;
+mod run;
 pub(crate) mod shown_name;
 mod template;
 mod unfinished;
@@ -13,27 +15,27 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::{CancelFlag, Observer, ReceiveControl, receive};
+use hikkoshi_engine::{CancelFlag, receive};
 use hikkoshi_handover::Outcome;
-use hikkoshi_link::WaitEnded;
-use hikkoshi_linux::notify_ready;
 use hikkoshi_qemu::qmp::wait_until_started;
-use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
+use hikkoshi_qemu::{AttachError, QemuDestination, QemuIdentity, Refusal};
 use hikkoshi_status::Side;
 
+use self::journal::DestinationJournal;
 use self::outcome::After;
+use self::run::{Announcement, DestinationRun};
 use self::template::TemplateQemu;
+use crate::args::NamedGuest;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
-use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::monitor;
 use crate::commands::resume_command::before_search;
-use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, journal_link, signals};
-use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
+use crate::journal::{DestinationEntry, JournalFile, absolute};
 use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::security::{self, Acceptor};
+use crate::security::Acceptor;
 use crate::status::{Session, SessionInfo};
 
 pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
@@ -90,12 +92,7 @@ fn start(
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
-    let Some(listen) = &args.listen else {
-        // The command line requires it.
-        let what = "--listen ADDR is missing";
-        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
-    };
-    let acceptor = Acceptor::new(args, listen)?;
+    let acceptor = Acceptor::new(args, run::address(args)?)?;
     // Before QEMU is used: a daemon may end it until then.
     let taken_over = match (mark, &args.guest.qmp) {
         (None, Some(qmp)) => take_over(&args.recovery.journals.path(), qmp)?,
@@ -104,10 +101,10 @@ fn start(
     if let Some(qmp) = &args.guest.qmp {
         wait_until_started(qmp);
     }
-    let monitor = monitor::named(NamedGuest::destination(args), &DomainOptions::default())?;
+    let monitor = monitor::named(monitor::named_destination(args), &DomainOptions::default())?;
     let folder = args.recovery.journals.path();
     unfinished::check_folder(&folder, &*monitor)?;
-    let allowed = args.guest.options.journaled.devices.allowed();
+    let allowed = args.guest.devices.allowed();
     let mut guest = QemuDestination::attach_allowing(monitor, &allowed, args.guest.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
@@ -115,52 +112,24 @@ fn start(
         let what = format!("watching QEMU: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::System, what)
     })?;
-    let keeping = |error: io::Error| {
-        let what = format!("creating the journal: {}", Report::new(&error));
-        Exit::new(ExitStatus::AtSource, Reason::Journal, what)
-    };
     let identity = guest.reattach_info().get().identity;
     session.set_guest(&shown_name::of_waiting(args, &identity));
     session.set_monitor(&identity.monitor);
-    let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
-    // The journal is found by the process: the socket may have had another name then.
-    let entry = file.read::<DestinationEntry>();
-    if let Some(entry) = entry.map_err(|error| unfinished::unreadable(file.path(), &error))?
-        && may_exist(&entry.qemu.identity)
-            .map_err(|error| Exit::caused(ExitStatus::AtSource, Reason::Journal, &error))?
-    {
-        return Err(unfinished::refuse(file.path(), entry.engine.stage));
-    }
-    let waiting = wait_for_source(args, acceptor.prints_invitation(args));
-    let listener = acceptor
-        .bind(listen)?
-        .with_priority(args.guest.engine_options().priority)
-        .with_wait_limit(waiting);
+    let file = journal_file(&folder, &identity)?;
+    let run = DestinationRun::new(args, session, acceptor)?;
     // Not if another engine has the address: it may be the one that resumes an earlier migration.
     if let Some(link) = &args.recovery.journal_link {
         journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
     }
-    let journal = Arc::new(DestinationJournal::new(
-        file,
-        listener.address(),
-        args.security.plaintext,
-        args.guest.options.clone(),
-        acceptor.tls().cloned(),
-        guest.reattach_info(),
-        mark.cloned().or(taken_over),
-    ));
-    let observer = session.observer();
-    security::warn_of_readable_key(&args.security.certificates, &*observer);
-    args.guest.options.journaled.devices.warn(&*observer);
-    not_withdrawn()?;
-    acceptor.announce(args, &listener, &*observer)?;
-    tell_ready(&*observer);
-    let watch = ReceiveControl {
+    let journal = run.journal(file, guest.reattach_info(), mark.cloned().or(taken_over));
+    let journal = Arc::new(journal);
+    let kept = Arc::<DestinationJournal>::clone(&journal);
+    let result = run.receive(
         cancel,
-        observer,
-        journal: Arc::<DestinationJournal>::clone(&journal),
-    };
-    let result = receive(&mut guest, &listener, &args.guest.engine_options(), &watch);
+        kept,
+        Announcement::New,
+        |listener, options, watch| receive(&mut guest, listener, options, watch),
+    )?;
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
@@ -201,26 +170,23 @@ fn take_over(run: &Path, qmp: &Path) -> Result<Option<Arc<WaitingMark>>, Exit> {
     Ok(mark.map(Arc::new))
 }
 
-/// Ends before an invitation is printed that was withdrawn.
-fn not_withdrawn() -> Result<(), Exit> {
-    match signals::is_withdrawn() {
-        true => {
-            let withdrawn = DestinationFailure::NoSource(WaitEnded::Withdrawn);
-            let reason = Reason::from(&withdrawn);
-            Err(Exit::caused(ExitStatus::AtSource, reason, &withdrawn).with("nothing was changed"))
-        }
-        false => Ok(()),
+/// The locked journal of a new migration.
+fn journal_file(folder: &Path, identity: &QemuIdentity) -> Result<JournalFile, Exit> {
+    let file = JournalFile::for_qemu::<DestinationEntry>(folder, identity).map_err(keeping)?;
+    // The journal is found by the process: the socket may have had another name then.
+    let entry = file.read::<DestinationEntry>();
+    if let Some(entry) = entry.map_err(|error| unfinished::unreadable(file.path(), &error))?
+        && may_exist(&entry.qemu.identity)
+            .map_err(|error| Exit::caused(ExitStatus::AtSource, Reason::Journal, &error))?
+    {
+        return Err(unfinished::refuse(file.path(), entry.engine.stage));
     }
+    Ok(file)
 }
 
-/// Tells systemd that a source can connect, and that the invitation can be read.
-fn tell_ready(observer: &dyn Observer) {
-    if let Err(error) = notify_ready() {
-        let error = Report::new(&error);
-        observer.notice(&format!(
-            "telling the service manager that a source can connect: {error}"
-        ));
-    }
+fn keeping(error: io::Error) -> Exit {
+    let what = format!("creating the journal: {}", Report::new(&error));
+    Exit::new(ExitStatus::AtSource, Reason::Journal, what)
 }
 
 /// A QEMU that cannot receive a guest. The source was not contacted.

@@ -3,25 +3,28 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveControl, resume_receive};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage, Outcome};
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
+use super::journal::DestinationJournal;
 use super::outcome::{self, After};
+use super::run::{Announcement, DestinationRun};
 use super::shown_name;
+use crate::args::NamedGuest;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guest_state;
-use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::monitor;
 use crate::commands::reattach_destination::reattach;
+use crate::commands::receive_answer::BUSY;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
-use crate::commands::ssh_session::{BUSY, LISTENING};
-use crate::journal::{DestinationEntry, DestinationJournal};
+use crate::journal::DestinationEntry;
 use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
-use crate::security::{self, Acceptor};
+use crate::security::Acceptor;
 use crate::status::Session;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
@@ -31,7 +34,7 @@ pub(super) fn resume(
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<ExitStatus, Exit> {
-    let named = NamedGuest::destination(args);
+    let named = monitor::named_destination(args);
     let (file, mut entry) = find::<DestinationEntry>(named.as_ref(), &args.recovery, file)
         .inspect_err(|exit| {
             if args.is_in_session() && exit.reason() == Reason::JournalBusy {
@@ -39,7 +42,7 @@ pub(super) fn resume(
             }
         })?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
-    let args = &args.clone().resumed(entry.options.clone(), plaintext);
+    let security = args.security.with_plaintext(plaintext);
     let cannot = |error: &dyn std::error::Error| {
         cannot_resume::<DestinationEntry>(Reason::NotAttached, error, file.path())
     };
@@ -91,47 +94,25 @@ pub(super) fn resume(
     };
     let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
     let not_resumed = not_resumed::<DestinationEntry>(file.path());
-    let acceptor = Acceptor::resumed(args, &listen, entry.security.take()).map_err(&not_resumed)?;
-    let tls = acceptor.tls().cloned();
-    let priority = args.guest.engine_options().priority;
-    let listener = acceptor.bind(&listen).map_err(&not_resumed)?;
-    let listener = listener.with_priority(priority);
-    let address = listener.address();
-    let journal = Arc::new(DestinationJournal::new(
-        file,
-        address,
-        args.security.plaintext,
-        args.guest.options.clone(),
-        tls,
-        reattach_info,
-        mark.clone(),
-    ));
+    let acceptor =
+        Acceptor::resumed(&security, &listen, entry.security.take()).map_err(&not_resumed)?;
+    let options = args.guest.options_over(&entry.options);
+    let plaintext = security.plaintext;
+    let run = DestinationRun::listen(args, session, options, plaintext, acceptor, &listen)
+        .map_err(&not_resumed)?;
+    let journal = Arc::new(run.journal(file, reattach_info, mark.clone()));
     session.set_guest(&shown_name::of_resumed(args, &folder, &identity));
     session.set_monitor(&identity.monitor);
-    let observer = session.observer();
-    security::warn_of_readable_key(&args.security.certificates, &*observer);
     // Before the source connects.
     let state = match guest.has_ended() {
         true => guest_state::without_qemu(entry.engine.stage),
         false => guest_state::at(entry.engine.stage),
     };
-    observer.notice(&format!("{state}; waiting for its source at {address}"));
-    super::tell_ready(&*observer);
-    if args.is_in_session() {
-        streams::to_stdout(&format!("{LISTENING}\n"));
-    }
-    let watch = ReceiveControl {
-        cancel,
-        observer,
-        journal: Arc::<DestinationJournal>::clone(&journal),
-    };
-    let result = resume_receive(
-        &mut *guest,
-        entry.engine,
-        &listener,
-        &args.guest.engine_options(),
-        &watch,
-    );
+    let kept = Arc::<DestinationJournal>::clone(&journal);
+    let announcement = Announcement::Resumed(state.to_owned());
+    let result = run.receive(cancel, kept, announcement, |listener, options, watch| {
+        resume_receive(&mut *guest, entry.engine, listener, options, watch)
+    })?;
     let has_ended = guest.has_ended();
     if result
         .as_ref()

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use hikkoshi_qemu::QemuIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
+use crate::args::NamedGuest;
 use crate::args::{DEFAULT_GUEST_NAME, Receive};
-use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::monitor;
 use crate::journal::absolute;
 use crate::machines;
 
@@ -34,7 +35,7 @@ pub(super) fn by_options(args: &Receive) -> String {
     let named = args.name_for_daemon().or(args.template.name.as_deref());
     named.or(default).map_or_else(
         || {
-            let guest = NamedGuest::destination(args);
+            let guest = monitor::named_destination(args);
             guest.map_or_else(String::new, |guest| guest.to_string())
         },
         ToOwned::to_owned,
@@ -163,7 +164,7 @@ mod tests {
     #[test]
     fn a_machine_of_a_template_is_resumed_by_its_name() {
         let named = |words: &str| {
-            let guest = NamedGuest::destination(&receive(words))?;
+            let guest = monitor::named_destination(&receive(words))?;
             Some(guest.to_string())
         };
         let socket = Some("/run/h/machines/web1.qmp".to_owned());

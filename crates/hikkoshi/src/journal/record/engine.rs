@@ -46,7 +46,7 @@ struct HistoryRecord {
 
 /// [`Mode`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum ModeTag {
+enum ModeTag {
     #[serde(rename = "precopy")]
     Precopy,
     #[serde(rename = "postcopy")]

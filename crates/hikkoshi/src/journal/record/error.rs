@@ -49,14 +49,6 @@ pub(crate) enum RecordError {
     /// The address of the destination.
     #[error("the address in the journal")]
     Address(#[from] AddressError),
-    /// An option whose value the command line would refuse.
-    #[error("option --{option} in the journal: {value} is out of range")]
-    OptionOutOfRange {
-        /// Its name on the command line.
-        option: &'static str,
-        /// Its value.
-        value: u64,
-    },
 }
 
 impl From<serde_json::Error> for RecordError {

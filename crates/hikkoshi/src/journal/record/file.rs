@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use hikkoshi_link::tls::{DestinationCredentials, SourceCredentials};
 
 use super::engine::{DestinationEngineRecord, SourceEngineRecord};
-use super::options::{MigrateOptionsRecord, ReceiveOptionsRecord};
 use super::qemu::{DestinationQemuRecord, SourceQemuRecord};
 use super::{RecordError, VERSION};
+use crate::args::{MigrateOptions, ReceiveOptions};
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ struct SourceFile<C> {
     side: SideTag,
     address: String,
     plaintext: bool,
-    options: MigrateOptionsRecord,
+    options: MigrateOptions,
     security: Option<C>,
     engine: SourceEngineRecord,
     qemu: SourceQemuRecord,
@@ -44,7 +44,7 @@ struct DestinationFile<C> {
     side: SideTag,
     address: String,
     plaintext: bool,
-    options: ReceiveOptionsRecord,
+    options: ReceiveOptions,
     security: Option<C>,
     engine: DestinationEngineRecord,
     qemu: DestinationQemuRecord,
@@ -56,7 +56,7 @@ pub(super) fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError>
         side: SideTag::Source,
         address: entry.address.to_string(),
         plaintext: entry.plaintext,
-        options: (&entry.options).into(),
+        options: entry.options.clone(),
         security: entry.security.as_ref(),
         engine: (&entry.engine).into(),
         qemu: (&entry.qemu).try_into()?,
@@ -70,7 +70,7 @@ pub(super) fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, Re
         side: SideTag::Destination,
         address: entry.address.to_string(),
         plaintext: entry.plaintext,
-        options: (&entry.options).into(),
+        options: entry.options.clone(),
         security: entry.security.as_ref(),
         engine: (&entry.engine).into(),
         qemu: (&entry.qemu).try_into()?,
@@ -84,7 +84,7 @@ pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     Ok(SourceEntry {
         address: file.address.parse()?,
         plaintext: file.plaintext,
-        options: file.options.try_into()?,
+        options: file.options,
         security: file.security,
         engine: file.engine.try_into()?,
         qemu: file.qemu.try_into()?,
@@ -97,7 +97,7 @@ pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, Record
     Ok(DestinationEntry {
         address: file.address.parse()?,
         plaintext: file.plaintext,
-        options: file.options.try_into()?,
+        options: file.options,
         security: file.security,
         engine: file.engine.try_into()?,
         qemu: file.qemu.try_into()?,

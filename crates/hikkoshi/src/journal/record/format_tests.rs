@@ -4,9 +4,10 @@
 //! Files `*-certified`, `*-inviting` and `*-invited` were written during a migration. These tests
 //! wrote `*-full`, which has every field, and `source-domain`.
 
+use std::num::{NonZeroU16, NonZeroU64};
 use std::path::PathBuf;
-use std::time::Duration;
 
+use clap::Parser;
 use error_reporter::Report;
 use hikkoshi_engine::{Mode, ReadAhead};
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -16,8 +17,7 @@ use serde_json::Value;
 
 use super::{READABLE, RecordError, VERSION};
 use crate::args::{
-    AllowDevice, Bandwidth, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions,
-    LatencyOptions, MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
+    Args, Command, DomainOptions, LinkOptions, MigrateOptions, ReceiveOptions, WhenStalled,
 };
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
@@ -48,62 +48,36 @@ fn is_written_as_kept(name: &str, entry: &impl Entry) {
     );
 }
 
-fn all_journaled_options() -> JournaledOptions {
-    JournaledOptions {
-        devices: AllowDevice {
-            allow_device: vec!["vfio-pci".into(), "nvme".into()],
-        },
-        stall_timeout: Some(Duration::from_secs(7)),
-        retry_for: Some(Duration::from_secs(90)),
-    }
-}
-
 fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
-        // Not stored.
-        disks: crate::args::DiskArgs::default(),
-        journaled: all_journaled_options(),
-        mode: Some(RequestedMode::Fixed(Mode::Precopy)),
-        convergence: ConvergenceOptions {
-            max_downtime: Some(50),
-            when_stalled: Some(WhenStalled::Switch),
-            links: Some(3),
-            rounds: Some(2),
-            max_rounds: Some(9),
-        },
-        bandwidth: Some(Bandwidth {
-            limit: Some(50_000_000),
-        }),
-        allow_cpu_mismatch: true,
-        no_keep_frames: false,
+        link: link_options(),
+        links: 3,
+        bandwidth_bytes_per_s: NonZeroU64::new(50_000_000),
+        when_stalled: WhenStalled::Switch,
+        read_ahead: ReadAhead::Fixed(16),
         quit_source: true,
-        domain: DomainOptions::default(),
-        read_ahead: Some(ReadAhead::Fixed(16)),
-        bench: BenchOptions {
-            no_hot_first: true,
-            no_follow: true,
-            no_bound: true,
-            background_delay: Some(1500),
-            no_drain: true,
-            log_ranges: None,
+        domain: DomainOptions {
+            undefine_source: true,
+            persistent: true,
+            autostart: true,
         },
-        latency: all_latency_options(),
     }
 }
 
 fn all_receive_options() -> ReceiveOptions {
     ReceiveOptions {
-        journaled: all_journaled_options(),
-        fault_threads: Some(2),
-        collapse: Some(1_000_000_000),
-        latency: all_latency_options(),
+        link: link_options(),
+        fault_threads: NonZeroU16::new(2),
+        collapse_bytes_per_s: NonZeroU64::new(1_000_000_000),
     }
 }
 
-fn all_latency_options() -> LatencyOptions {
-    LatencyOptions {
-        poll: true,
-        no_priority: true,
+/// They can be made by the command line only.
+fn link_options() -> LinkOptions {
+    let words = "hikkoshi migrate --qmp /q h:1 --stall-timeout 7 --retry-for 90";
+    match Args::parse_from(words.split(' ')).command {
+        Command::Migrate(migrate) => migrate.options().link,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -197,11 +171,6 @@ fn a_domain_is_in_a_kept_file() {
         uuid: "6695eb01-f6a4-8304-79aa-97f2502e193f".into(),
         name: "guest".into(),
     };
-    entry.options.domain = DomainOptions {
-        undefine_source: true,
-        persistent: true,
-        autostart: true,
-    };
     keep_if_asked("source-domain", &entry);
     is_written_as_kept("source-domain", &entry);
     let read = source("source-domain");
@@ -236,27 +205,22 @@ fn tags_are_stable() {
         (Mode::Hybrid, "hybrid"),
     ] {
         entry.engine.mode = value;
-        entry.options.mode = Some(RequestedMode::Fixed(value));
         assert_eq!(field(&entry, "/engine/mode"), tag);
-        assert_eq!(field(&entry, "/options/mode"), tag);
-        assert_eq!(
-            again(&entry).options.mode,
-            Some(RequestedMode::Fixed(value))
-        );
+        assert_eq!(again(&entry).engine.mode, value);
     }
     for (value, tag) in [
         (WhenStalled::Continue, "continue"),
         (WhenStalled::Switch, "switch"),
         (WhenStalled::Stop, "stop"),
     ] {
-        entry.options.convergence.when_stalled = Some(value);
+        entry.options.when_stalled = value;
         assert_eq!(field(&entry, "/options/when_stalled"), tag);
-        assert_eq!(again(&entry).options.convergence.when_stalled, Some(value));
+        assert_eq!(again(&entry).options.when_stalled, value);
     }
     for (value, tag) in [(ReadAhead::Off, "off"), (ReadAhead::Adaptive, "adaptive")] {
-        entry.options.read_ahead = Some(value);
+        entry.options.read_ahead = value;
         assert_eq!(field(&entry, "/options/read_ahead"), tag);
-        assert_eq!(again(&entry).options.read_ahead, Some(value));
+        assert_eq!(again(&entry).options.read_ahead, value);
     }
     let mut entry = destination("destination-full");
     for (value, tag) in [
@@ -292,7 +256,7 @@ fn other_files_are_refused_with_the_reason() {
         let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
         Report::new(&error).to_string()
     };
-    let cases: [(Change, &str); 10] = [
+    let cases: [(Change, &str); 12] = [
         (
             |file| file["version"] = 2.into(),
             "version 2, and this hikkoshi reads version 1",
@@ -324,7 +288,15 @@ fn other_files_are_refused_with_the_reason() {
         ),
         (
             |file| file["options"]["links"] = 99.into(),
-            "option --links in the journal: 99",
+            "--links: 99 is out of range",
+        ),
+        (
+            |file| file["options"]["link"]["stall_timeout_s"] = 0.into(),
+            "--stall-timeout: 0 is out of range",
+        ),
+        (
+            |file| file["options"]["read_ahead"] = "257".into(),
+            "--read-ahead: '257' must be",
         ),
         (
             |file| file["options"]["more"] = 1.into(),

@@ -17,7 +17,6 @@ mod error;
 mod file;
 #[cfg(test)]
 mod format_tests;
-mod options;
 mod qemu;
 
 use serde::Deserialize;

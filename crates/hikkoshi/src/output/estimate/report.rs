@@ -4,7 +4,7 @@ use hikkoshi_estimate::{Converges, Span};
 use hikkoshi_pages::PAGE_BYTES;
 use serde::Serialize;
 
-use crate::commands::estimate::Estimated;
+use super::estimated::Estimated;
 
 /// The result.
 #[derive(Debug, Serialize)]

@@ -10,14 +10,12 @@ use hikkoshi_link::tls::TlsClient;
 
 use hikkoshi_qemu::{GuestRam, SourceReattachInfo, UndoRecord};
 
-use super::entry::SourceEntry;
-use super::file::JournalFile;
-use super::paths::absolute_address;
 use crate::args::MigrateOptions;
+use crate::journal::{JournalFile, SourceEntry, absolute_address};
 
 /// Writes the journal when the engine or the QEMU adapter reports a change.
 #[derive(Debug)]
-pub(crate) struct SourceJournal {
+pub(super) struct SourceJournal {
     file: JournalFile,
     remote: Remote,
     plaintext: bool,
@@ -37,7 +35,7 @@ struct SourceState {
 
 impl SourceJournal {
     /// For a guest on its way to `remote`; `engine` is what the file holds already.
-    pub(crate) fn new(
+    pub(super) fn new(
         file: JournalFile,
         remote: Remote,
         plaintext: bool,
@@ -60,14 +58,14 @@ impl SourceJournal {
     }
 
     /// Notes with each record which private memory the destination has.
-    pub(crate) fn noting(self, ram: Arc<GuestRam>) -> Self {
+    pub(super) fn noting(self, ram: Arc<GuestRam>) -> Self {
         Self {
             ram: Some(ram),
             ..self
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         self.file.path()
     }
 
@@ -75,7 +73,7 @@ impl SourceJournal {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn set_undo(&self, undo: &UndoRecord) -> io::Result<()> {
+    pub(super) fn set_undo(&self, undo: &UndoRecord) -> io::Result<()> {
         let mut state = self.state();
         let before = std::mem::replace(&mut state.qemu.undo, undo.clone());
         let written = self.write(&state);
@@ -86,7 +84,7 @@ impl SourceJournal {
     }
 
     /// Removes the journal of a migration that has succeeded, when QEMU was ended.
-    pub(crate) fn remove(&self) {
+    pub(super) fn remove(&self) {
         self.file.remove();
     }
 
@@ -143,10 +141,8 @@ impl Journal<SourceRecord> for SourceJournal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::monitor::NamedGuest;
-    use crate::journal::entry::{DestinationEntry, Entry};
-    use crate::journal::folder::find;
-    use crate::journal::is_held;
+    use crate::args::NamedGuest;
+    use crate::journal::{DestinationEntry, Entry, find, is_held};
     use hikkoshi_engine::Mode;
     use hikkoshi_handover::History;
     use hikkoshi_link::Address;
@@ -157,7 +153,7 @@ mod tests {
 
     /// A kept journal, for a QEMU with that number and socket.
     fn reattach_info(pid: u32, qmp: &str) -> SourceReattachInfo {
-        let kept = include_bytes!("../../tests/journals/source-certified.json");
+        let kept = include_bytes!("../../../tests/journals/source-certified.json");
         let kept = SourceEntry::decode(kept).unwrap().qemu;
         SourceReattachInfo {
             identity: QemuIdentity {

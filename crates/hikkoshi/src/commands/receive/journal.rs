@@ -9,15 +9,13 @@ use hikkoshi_link::Address;
 use hikkoshi_link::tls::TlsServer;
 use hikkoshi_qemu::SharedReattachInfo;
 
-use super::entry::DestinationEntry;
-use super::file::JournalFile;
-use super::paths::absolute_address;
 use crate::args::ReceiveOptions;
+use crate::journal::{DestinationEntry, JournalFile, absolute_address};
 use crate::machines::WaitingMark;
 
 /// Writes the journal when the engine reports a change.
 #[derive(Debug)]
-pub(crate) struct DestinationJournal {
+pub(super) struct DestinationJournal {
     file: JournalFile,
     address: Address,
     plaintext: bool,
@@ -30,7 +28,7 @@ pub(crate) struct DestinationJournal {
 impl DestinationJournal {
     /// For a destination that listens on `address`. `mark` is that of a machine that was started
     /// for the guest.
-    pub(crate) fn new(
+    pub(super) fn new(
         file: JournalFile,
         address: &Address,
         plaintext: bool,
@@ -50,7 +48,7 @@ impl DestinationJournal {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         self.file.path()
     }
 }
