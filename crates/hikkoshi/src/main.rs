@@ -22,9 +22,10 @@
 //! | `output` | standard output and standard error, exit status, log |
 //! | `args` | the command line, and the options that it resolves to |
 //!
-//! # Layers
+//! # Order
 //!
-//! A module uses only those in lines below its own:
+//! A module uses only those in lines below its own (except for `output/account_report.rs`, which
+//! uses conversions of `status`):
 //!
 //! ```text
 //! commands

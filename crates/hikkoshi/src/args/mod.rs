@@ -63,7 +63,6 @@ pub(crate) use convergence::{MAX_DOWNTIME_MS, WhenStalled};
 pub(crate) use daemon::Daemon;
 pub(crate) use dashboard::Dashboard;
 pub(crate) use dirty_rate::DirtyRate;
-pub(crate) use disks::DiskArgs;
 pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
 pub(crate) use generate::Generate;

@@ -1,6 +1,6 @@
 //! The monitor of the guest that a command is about.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_libvirt::{Domain, DomainError, resumed_owner};

@@ -20,8 +20,7 @@ use hikkoshi_qemu::{AttachError, Excludes, QemuIdentity, QemuSource};
 use hikkoshi_status::Side;
 
 use self::run::{AttachedSource, Machine};
-use crate::args::NamedGuest;
-use crate::args::{Migrate, RequestedMode};
+use crate::args::{Migrate, NamedGuest, RequestedMode};
 use crate::commands::find_journal::may_exist;
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::monitor;

@@ -10,8 +10,7 @@ use hikkoshi_qemu::{QemuSource, RamFileSource};
 
 use super::outcome;
 use super::run::{AttachedSource, Machine};
-use crate::args::NamedGuest;
-use crate::args::{Migrate, MigrateOptions};
+use crate::args::{Migrate, MigrateOptions, NamedGuest};
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor;
 use crate::commands::print_result::print_moved;

@@ -25,7 +25,6 @@ use self::journal::DestinationJournal;
 use self::outcome::After;
 use self::run::{Announcement, DestinationRun};
 use self::template::TemplateQemu;
-use crate::args::NamedGuest;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor;

@@ -11,7 +11,6 @@ use super::journal::DestinationJournal;
 use super::outcome::{self, After};
 use super::run::{Announcement, DestinationRun};
 use super::shown_name;
-use crate::args::NamedGuest;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guest_state;

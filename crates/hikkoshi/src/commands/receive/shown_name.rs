@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use hikkoshi_qemu::QemuIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
-use crate::args::NamedGuest;
 use crate::args::{DEFAULT_GUEST_NAME, Receive};
 use crate::commands::monitor;
 use crate::journal::absolute;
