@@ -27,7 +27,7 @@ pub(crate) struct ConvergenceOptions {
     )]
     pub max_downtime: Option<u64>,
 
-    /// What to do if pre-copy does not converge [default: continue]
+    /// Action if pre-copy does not converge [default: continue]
     ///
     /// That is, after --max-rounds rounds. Not related to --stall-timeout, which is about links.
     #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
