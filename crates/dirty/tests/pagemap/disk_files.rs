@@ -21,6 +21,7 @@ use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout};
 use rustix::fs::{Mode, OFlags};
 
 use crate::common::{aloud, eventually};
+use crate::hidden_holes;
 use crate::{MIB, Process, SMALL};
 
 /// The folder of the test's files. The build's folder is on a disk on most machines.
@@ -317,4 +318,58 @@ fn no_write_is_missed_while_pages_are_evicted() {
     assert!(evicted > 1000, "only {evicted} pages were evicted");
     log.stop().unwrap();
     taken.close_remote().unwrap();
+}
+
+/// A guest clears memory, returns it, and uses some of it again, which the kernel may map by huge
+/// pages of the file. Evicted, these leave nothing in the page table. On this kernel, and on one that
+/// does not report memory without a page table.
+#[test]
+fn returned_memory_stays_tracked_while_it_is_evicted() {
+    for hides in [false, true] {
+        let Some(process) = process(&[12 * MIB, 4 * MIB]) else {
+            return;
+        };
+        let layout = process.layout.clone();
+        let taken = process.take_userfault();
+        let log = hidden_holes::start(&process, &taken, hides, hides);
+        let reclaim = Reclaim::of(&process);
+        let mut copy = vec![0; usize::try_from(layout.pages()).unwrap()];
+        let mut compare = |what: &str| {
+            for page in take(&log, &layout) {
+                copy[usize::try_from(page).unwrap()] = process.read(Page::new(page));
+            }
+            for (page, copied) in (0..).zip(&copy) {
+                let is = process.read(Page::new(page));
+                assert_eq!(is, *copied, "hides: {hides}, page {page}: {what}");
+            }
+        };
+        let mut most_huge = 0;
+        for round in 1..=4 {
+            for page in layout.all() {
+                process.write(page, round << 32 | page.index());
+            }
+            compare("written");
+            let returned = layout.all().chunks(512).skip(1).step_by(2);
+            for (number, block) in returned.clone().enumerate() {
+                block.iter().for_each(|page| process.write(page, 0));
+                process.drop_pages(block);
+                match number % 3 {
+                    0 => process.write(block.start().saturating_add(round), round),
+                    1 => block.iter().for_each(|page| process.touch(page)),
+                    _ => {}
+                }
+            }
+            most_huge = most_huge.max(huge_kib(&process));
+            reclaim.evict_nearly_all();
+            compare("returned and evicted");
+            for block in returned {
+                process.write(block.start().saturating_add(7), round);
+            }
+            reclaim.evict_nearly_all();
+            compare("returned, evicted, written and evicted");
+        }
+        eprintln!("hides: {hides}, up to {most_huge} KiB were mapped by huge pages");
+        log.stop().unwrap();
+        taken.close_remote().unwrap();
+    }
 }

@@ -67,12 +67,6 @@ impl Inspection {
                 if side == Side::Source {
                     let refusals = preflight::check_tracking(ram.memory.layout());
                     self.obstacles.extend(refusals.into_iter().map(Into::into));
-                    let refusals = self.obstacles.iter().filter_map(|obstacle| match obstacle {
-                        AttachError::Refused(refusal) => Some(refusal),
-                        _ => None,
-                    });
-                    let on_disk = preflight::check_returned_to_disk(&ram.memory, refusals);
-                    self.obstacles.extend(on_disk.into_iter().map(Into::into));
                 }
                 self.ram = Some(ram);
             }

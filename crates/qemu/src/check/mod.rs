@@ -281,20 +281,12 @@ impl Checked {
     /// Balloons that return memory to the host. They are an obstacle already.
     fn mark_balloons(&mut self) {
         for obstacle in &self.obstacles {
-            let (path, verdict) = match obstacle {
-                AttachError::Refused(Refusal::ReturnsMemory { path, .. }) => {
-                    let why = "the guest returns memory to the host";
-                    (path, Verdict::PrecopyOnly(why))
-                }
-                AttachError::Refused(Refusal::ReturnsMemoryToDisk { path, .. }) => {
-                    let why = "the guest returns memory that is in a file on a disk";
-                    (path, Verdict::Refused(why))
-                }
-                _ => continue,
+            let AttachError::Refused(Refusal::ReturnsMemory { path, .. }) = obstacle else {
+                continue;
             };
             let mut devices = self.devices.iter_mut();
             if let Some(device) = devices.find(|device| device.name == *path) {
-                device.verdict = verdict;
+                device.verdict = Verdict::PrecopyOnly("the guest returns memory to the host");
             }
         }
     }

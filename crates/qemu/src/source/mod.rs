@@ -251,8 +251,7 @@ impl QemuSource {
         let mut found = preflight::check_tracking(self.qemu.ram.layout());
         found.retain(|refusal| refusal.excludes().includes(mode));
         if let Some(client) = &mut self.client {
-            let (ram, drains) = (&self.qemu.ram, &mut self.drains);
-            let more = preflight::check_mode(client, mode, &self.allowed, ram, drains);
+            let more = preflight::check_mode(client, mode, &self.allowed, &mut self.drains);
             found.extend(more.map_err(Refusal::Qmp)?);
         }
         if found.is_empty() {

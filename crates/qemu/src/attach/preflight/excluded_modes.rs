@@ -39,7 +39,6 @@ impl Refusal {
             | Self::Nested { .. }
             | Self::DoesNotDrain { .. }
             | Self::PinningSince { .. }
-            | Self::ReturnsMemoryToDisk { .. }
             | Self::Untracked { .. } => Excludes::Rounds,
             Self::ReturnsMemory { .. } => Excludes::Postcopy,
             _ => Excludes::AllModes,

@@ -22,7 +22,6 @@ pub(crate) mod untested;
 pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
-use hikkoshi_memory::{Backing, GuestRam, RamFile};
 use hikkoshi_pages::{RamBlock, RamLayout};
 pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
@@ -176,13 +175,11 @@ fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> 
     }))
 }
 
-/// What prevents moving a source's guest with this memory by this mode. `drains` as for
-/// [`untested::check_drain`].
+/// What prevents moving a source's guest by this mode. `drains` as for [`untested::check_drain`].
 pub(crate) fn check_mode(
     client: &mut Client,
     mode: Mode,
     allowed: &AllowedTypes,
-    memory: &GuestRam,
     drains: &mut bool,
 ) -> Result<Vec<Refusal>, QmpError> {
     let mut found = survey::survey(client, allowed)?.found;
@@ -190,7 +187,6 @@ pub(crate) fn check_mode(
     if Excludes::Rounds.includes(mode) {
         found.extend(untested::check_drain(client, drains)?);
     }
-    found.extend(check_returned_to_disk(memory, found.iter()));
     found.retain(|refusal| refusal.excludes().some(mode));
     Ok(found)
 }
@@ -209,30 +205,6 @@ pub(crate) fn check_tracking(layout: &RamLayout) -> Vec<Refusal> {
         .blocks()
         .filter_map(|(block, _)| refusal(block))
         .collect()
-}
-
-/// The balloons among `found` by which the guest returns memory, if that is in a shared file on a
-/// disk.
-///
-/// The guest can return 2 MiB at once. The kernel may then free their page table, and map them by a
-/// huge page of the file when they are written again. When it evicts that page, it leaves nothing
-/// in the page table, and kernels before mid-2026 do not report such a range as written.
-pub(crate) fn check_returned_to_disk<'a>(
-    memory: &GuestRam,
-    found: impl Iterator<Item = &'a Refusal>,
-) -> Vec<Refusal> {
-    let mut files = memory.backings().iter().filter_map(Backing::file);
-    if !files.any(RamFile::is_on_disk) {
-        return Vec::new();
-    }
-    let balloon = |refusal: &Refusal| match refusal {
-        Refusal::ReturnsMemory { path, property } => {
-            let (path, property) = (path.clone(), *property);
-            Some(Refusal::ReturnsMemoryToDisk { path, property })
-        }
-        _ => None,
-    };
-    found.filter_map(balloon).collect()
 }
 
 /// The state of a move that is about to pause its guest.

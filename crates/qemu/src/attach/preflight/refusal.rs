@@ -116,18 +116,6 @@ pub enum Refusal {
         /// What is on.
         property: &'static str,
     },
-    /// A device by which the guest returns memory to the host, and memory on a disk.
-    #[error(
-        "the device {path} has {property}=on, and the guest's memory is in a shared file on a disk: \
-         writes to memory that the guest has returned to the host may not be tracked there; move it \
-         without that property, or without a shared file on a disk"
-    )]
-    ReturnsMemoryToDisk {
-        /// Its path in QEMU's object tree.
-        path: String,
-        /// What is on.
-        property: &'static str,
-    },
     /// The guest's memory is encrypted.
     #[error("this is a confidential guest ({path}): its memory cannot be read from outside")]
     Confidential {
