@@ -9,15 +9,22 @@
 mod common;
 
 use std::os::fd::AsRawFd;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{Target, map_shared, memory_file};
-use hikkoshi_dirty::{DirtyLog, PagemapLog};
-use hikkoshi_linux::HostAddr;
+use hikkoshi_dirty::{DirtyLog, PagemapLog, Scan};
+use hikkoshi_linux::{HostAddr, Pagemap};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, PageRange, RamBlock, RamLayout};
 use hikkoshi_userfault::{Features, RemoteUserfault};
 
 const BYTES: u64 = 1 << 30;
+
+/// Pages of a range: 128 MiB, as for a paused guest.
+const RANGE: u64 = 32 << 10;
+
+/// How often each time is measured. The median is printed.
+const ROUNDS: usize = 9;
 
 /// Indices of words in the shared page: the address of the memory; the number of fills that are
 /// requested and done; the distance between runs of pages, and the length of a run.
@@ -62,11 +69,27 @@ fn main() {
         guest: Vec::new(),
     }])
     .unwrap();
-    let taken = RemoteUserfault::create(target.pid, Features::FOR_DIRTY_LOG).unwrap();
-    let start = Instant::now();
     let hosts = [HostAddr(shared.get(ADDRESS))];
-    let log = PagemapLog::start(taken.userfault().clone(), &layout, &hosts).unwrap();
-    println!("1 GiB: start {:?}", start.elapsed());
+    // The second: as on a kernel that does not report holes.
+    for (how, reports_holes) in [("", true), (", with a scan for holes", false)] {
+        let taken = RemoteUserfault::create(target.pid, Features::FOR_DIRTY_LOG).unwrap();
+        let start = Instant::now();
+        let userfault = taken.userfault().clone();
+        let kernel = |pagemap: Arc<Pagemap>| -> Arc<dyn Scan> { pagemap };
+        let log =
+            PagemapLog::start_with(userfault, &layout, &hosts, reports_holes, kernel).unwrap();
+        log.protect(layout.all()).unwrap();
+        println!("1 GiB{how}: start {:?}", start.elapsed());
+        measure(&log, &layout, &fill);
+        let start = Instant::now();
+        log.stop().unwrap();
+        println!("stop {:?}", start.elapsed());
+        taken.close_remote().unwrap();
+    }
+}
+
+/// Prints how long it takes to read the log, by what was written.
+fn measure(log: &PagemapLog, layout: &RamLayout, fill: &dyn Fn(u64, u64)) {
     for (what, every, run) in [
         ("1 page in 10,000", 10_000, 1),
         ("1 page in 100", 100, 1),
@@ -74,26 +97,35 @@ fn main() {
         ("every page", 1, 1),
         ("64 pages in 4096", 4096, 64),
     ] {
-        fill(every, run);
-        for what in [what, "nothing"] {
-            let start = Instant::now();
-            log.count(layout.all()).unwrap();
-            let count = start.elapsed();
-            let (mut pages, mut runs) = (0, 0);
-            let start = Instant::now();
-            log.take(layout.all(), &mut |run: PageRange| {
-                pages += run.len();
-                runs += 1;
+        let mut takes: Vec<(Duration, u64)> = (0..ROUNDS)
+            .map(|_| {
+                fill(every, run);
+                take(log, layout)
             })
-            .unwrap();
-            println!(
-                "{what} written: take {:?} ({pages} pages, {runs} runs), count {count:?}",
-                start.elapsed()
-            );
-        }
+            .collect();
+        takes.sort_unstable();
+        let (median, pages) = takes[ROUNDS / 2];
+        let mut clean: Vec<_> = (0..ROUNDS).map(|_| take(log, layout).0).collect();
+        clean.sort_unstable();
+        fill(every, run);
+        let start = Instant::now();
+        log.count(layout.all()).unwrap();
+        let count = start.elapsed();
+        take(log, layout);
+        println!(
+            "{what} written: take {median:?} ({pages} pages), clean {:?}, count {count:?}",
+            clean[ROUNDS / 2]
+        );
     }
+}
+
+/// Takes all of the log, in ranges as pre-copy does. Returns the time, and the number of pages.
+fn take(log: &PagemapLog, layout: &RamLayout) -> (Duration, u64) {
+    let mut pages = 0;
     let start = Instant::now();
-    log.stop().unwrap();
-    println!("stop {:?}", start.elapsed());
-    taken.close_remote().unwrap();
+    for range in layout.all().chunks(RANGE) {
+        log.take(range, &mut |run: PageRange| pages += run.len())
+            .unwrap();
+    }
+    (start.elapsed(), pages)
 }
