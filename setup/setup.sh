@@ -17,12 +17,13 @@
 #   build/apache                      the distribution's Apache, with every library, for a guest
 #   build/bpftrace                    the distribution's bpftrace
 #
-# or only tests of whole guests and of many devices (`setup.sh ovmf debian devices-kernel`):
+# or only tests of whole guests and of many devices (`setup.sh ovmf debian devices-kernel passt`):
 #
 #   build/ovmf                        the distribution's UEFI firmware
 #   build/debian                      an image of a whole Debian guest, made by mmdebstrap (as root)
 #   build/kernel-devices              the distribution's kernel with the drivers of all devices
 #   build/kernels                     kernels of several series, for `make test-kernels`
+#   build/passt                       passt of the next release
 #
 # or only tests of disks that several hosts share (`setup.sh bindfs`):
 #
@@ -97,6 +98,8 @@ source "$here/lib/chromium.sh"
 source "$here/lib/bindfs.sh"
 # shellcheck source=lib/openssh.sh
 source "$here/lib/openssh.sh"
+# shellcheck source=lib/passt.sh
+source "$here/lib/passt.sh"
 # shellcheck source=lib/prometheus.sh
 source "$here/lib/prometheus.sh"
 
@@ -138,6 +141,7 @@ for component in "${components[@]}"; do
     hosts-root) setup_hosts_root ;;
     devices-kernel) setup_devices_kernel ;;
     kernels) setup_kernels ;;
+    passt) with_release trixie setup_passt ;;
     bindfs) setup_bindfs ;;
     openssh) setup_openssh ;;
     libvirt-11.3) with_release trixie setup_libvirt_root 11.3 trixie ;;

@@ -132,6 +132,11 @@ pub(crate) fn swtpm() -> Result<PathBuf, LabError> {
     present("the TPM emulator", "swtpm/run", "guest")
 }
 
+/// passt.
+pub(crate) fn passt() -> Result<PathBuf, LabError> {
+    present("passt", "passt/passt", "guest-devices")
+}
+
 /// Chromium without windows, with fonts.
 pub(crate) fn chromium() -> Result<PathBuf, LabError> {
     present("Chromium", "chromium/run", "browser")

@@ -42,6 +42,7 @@ pub(crate) enum Accelerator {
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     pub(crate) version: QemuVersion,
+    pub(crate) program: Option<PathBuf>,
     pub(crate) machine: String,
     pub(crate) accelerator: Accelerator,
     pub(crate) nano: bool,
@@ -62,6 +63,7 @@ pub struct VmConfig {
     pub(crate) memory_limit: Option<MemoryLimit>,
     pub(crate) namespace: Option<Namespace>,
     pub(crate) console: Option<Console>,
+    pub(crate) kernel_options: Vec<String>,
     pub(crate) extra: Vec<String>,
 }
 
@@ -69,6 +71,7 @@ impl Default for VmConfig {
     fn default() -> Self {
         Self {
             version: QemuVersion::V10_0,
+            program: None,
             machine: DEFAULT_MACHINE.to_owned(),
             accelerator: Accelerator::default(),
             nano: false,
@@ -89,6 +92,7 @@ impl Default for VmConfig {
             memory_limit: None,
             namespace: None,
             console: None,
+            kernel_options: Vec::new(),
             extra: Vec::new(),
         }
     }
@@ -105,6 +109,14 @@ impl VmConfig {
     pub fn version(mut self, version: QemuVersion) -> Self {
         self.version = version;
         self
+    }
+
+    /// Uses another QEMU, which has the options of 11.1
+    /// ([`unknown_qemu`](crate::unknown_qemu())).
+    #[must_use]
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self.version(QemuVersion::V11_1)
     }
 
     /// Sets the machine type; a versioned one, if the guest is to move between versions.
@@ -293,6 +305,13 @@ impl VmConfig {
     #[must_use]
     pub fn console(mut self, console: Console) -> Self {
         self.console = Some(console);
+        self
+    }
+
+    /// Adds an option for the guest's kernel.
+    #[must_use]
+    pub fn kernel_option(mut self, option: &str) -> Self {
+        self.kernel_options.push(option.to_owned());
         self
     }
 

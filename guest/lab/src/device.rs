@@ -1,7 +1,8 @@
 //! Devices beside disks and the network card, and QEMU's arguments for them.
 
+use crate::passt::Passt;
 use crate::vm::listen;
-use crate::{Lab, LabError, TpmEmulator};
+use crate::{Lab, LabError, PasstMode, TpmEmulator};
 use std::os::unix::net::UnixListener;
 
 /// A device. Source and destination have the same devices in the same order.
@@ -22,10 +23,14 @@ pub enum Device {
         /// Number of queue pairs.
         queues: u32,
     },
+    /// `virtio-net-pci`, connected to a passt of its own.
+    Passt(PasstMode),
     /// `virtio-rng-pci`.
     VirtioRng,
     /// `virtio-balloon-pci`.
     VirtioBalloon,
+    /// `virtio-balloon-pci` by which the guest returns free memory (`free-page-reporting`).
+    ReportingBalloon,
     /// `virtio-serial-pci` with a port, whose other end is [`Vm::port`](crate::Vm::port).
     VirtioSerial,
     /// `vhost-vsock-pci`.
@@ -41,6 +46,7 @@ pub(crate) struct PreparedDevice {
     /// QEMU connects to it.
     pub(crate) port: Option<UnixListener>,
     _tpm: Option<TpmEmulator>,
+    _passt: Option<Passt>,
 }
 
 impl Device {
@@ -77,8 +83,20 @@ impl Device {
                 let mq = "virtio-net-pci,mq=on,romfile=";
                 add("-device", format!("{mq},id={id},netdev={id}-net"));
             }
+            Self::Passt(mode) => {
+                let socket = lab.folder().join(format!("{vm}.{id}"));
+                let (backend, passt) = Passt::prepare(mode, &format!("{id}-net"), &socket)?;
+                add("-netdev", backend);
+                let card = format!("virtio-net-pci,id={id},netdev={id}-net,romfile=");
+                add("-device", card);
+                prepared._passt = passt;
+            }
             Self::VirtioRng => add("-device", format!("virtio-rng-pci,id={id}")),
             Self::VirtioBalloon => add("-device", format!("virtio-balloon-pci,id={id}")),
+            Self::ReportingBalloon => {
+                let reporting = "virtio-balloon-pci,free-page-reporting=on";
+                add("-device", format!("{reporting},id={id}"));
+            }
             Self::VirtioSerial => {
                 add("-device", format!("virtio-serial-pci,id={id}"));
                 let path = lab.folder().join(format!("{vm}.{id}"));

@@ -72,6 +72,7 @@ mod memory_limit;
 mod mount;
 pub mod net;
 mod never_retried;
+mod passt;
 mod program;
 pub mod prometheus;
 mod qemu_migration;
@@ -83,6 +84,7 @@ mod spawn;
 mod test_server;
 mod tpm;
 mod tsc;
+mod unknown_qemu;
 mod vm;
 mod workload;
 
@@ -109,15 +111,17 @@ pub use net::{
     RateLimit,
 };
 pub use never_retried::never_retried;
+pub use passt::PasstMode;
 pub use program::{Output, RunningProgram, StandardError};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
     Clocks, Devices, Dirty, DiskWork, Fault, Faults, FineHistogram, GuestReport, Histogram, Idle,
-    Latency, Processors, Ready, Scan, Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
+    Latency, Processors, Ready, Scan, Scanned, Serve, Slow, Task, Totals, Used, Verdict, Verify,
 };
 pub use tpm::TpmEmulator;
 pub use tsc::TscReading;
+pub use unknown_qemu::unknown_qemu;
 pub use vm::{ExpectedVm, RamBlock, Vm};
 pub use workload::{Pattern, Workload};

@@ -116,6 +116,13 @@ impl Workload {
         self.option("grow", mib_per_second).option("grow_max", max)
     }
 
+    /// Fills `mib` MiB, which the guest frees and uses again on command
+    /// ([`Vm::free`](crate::Vm::free)).
+    #[must_use]
+    pub fn with_returned_memory(self, mib: u64) -> Self {
+        self.option("returned", mib)
+    }
+
     /// Mounts the file system of `device` (`DiskContent::FileSystem`), creates and reads files
     /// there, and sometimes reads or writes pages of its file `blocks` by direct I/O: so rarely
     /// that the rest of the workload is hardly slower.

@@ -7,11 +7,12 @@ use crate::devices::Devices;
 use crate::disk::Disk;
 use crate::fine_histogram::{FineHistogram, Snapshot};
 use crate::options::{Memory, Options};
+use crate::returned::Returned;
 use crate::serve::{self, Served};
 use crate::system;
 use crate::web_files;
 use crate::worker::{self, Commands, Event, WorkerConfig};
-use crate::workloads::create_workloads;
+use crate::workloads::{PAGES_PER_MIB, create_workloads};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,6 +67,7 @@ struct Coordinator {
     counters: Vec<Arc<Counters>>,
     disk: Disk,
     devices: Devices,
+    returned: Option<Returned>,
     before: Totals,
     slow_before: Snapshot,
     bad: u64,
@@ -87,6 +89,7 @@ impl Coordinator {
             counters: Vec::new(),
             disk: Disk::default(),
             devices: Devices::default(),
+            returned: Returned::fill(options.returned * PAGES_PER_MIB)?,
             before: Totals::default(),
             slow_before: Snapshot::take(std::iter::empty()),
             bad: 0,
@@ -201,7 +204,11 @@ impl Coordinator {
             }
             "slow" => self.print_slow(),
             "devices" => self.print_devices(),
-            _ => print_line("unknown: known are sweep, stop, slow, devices and, once, scan"),
+            "free" => self.free(),
+            "use" => self.use_again(),
+            _ => print_line(
+                "unknown: known are sweep, stop, slow, devices, free, use and, once, scan",
+            ),
         }
     }
 
@@ -264,6 +271,28 @@ impl Coordinator {
             Ok(line) => print_line(&line),
             Err(error) => print_line(&format!("failed: {error}")),
         }
+    }
+
+    fn free(&mut self) {
+        match self
+            .returned
+            .as_mut()
+            .map(|memory| (memory.free(), memory.len()))
+        {
+            Some((Ok(()), pages)) => print_line(&format!("freed: ok pages={pages}")),
+            Some((Err(error), _)) => print_line(&format!("failed: freeing memory: {error}")),
+            None => print_line("failed: no memory to free: hk.returned=0"),
+        }
+    }
+
+    fn use_again(&mut self) {
+        let Some(memory) = &mut self.returned else {
+            return print_line("failed: no memory to use again: hk.returned=0");
+        };
+        let (pages, bad) = (memory.len(), memory.use_again());
+        self.bad += bad as u64;
+        let word = if bad == 0 { "ok" } else { "BAD" };
+        print_line(&format!("used: {word} pages={pages} bad={bad}"));
     }
 
     fn verdict(&self) -> Verdict {

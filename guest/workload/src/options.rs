@@ -84,6 +84,8 @@ pub(crate) struct Options {
     pub(crate) grow: usize,
     /// `verify`: limit of that growth, MiB.
     pub(crate) grow_max: usize,
+    /// Memory that is freed and used again on command, MiB.
+    pub(crate) returned: usize,
     /// Number of files for the web server in `/www`.
     pub(crate) files: u64,
     /// Bytes in each of them.
@@ -119,6 +121,7 @@ impl Default for Options {
             zero_percent: 10,
             grow: 0,
             grow_max: 64,
+            returned: 0,
             files: 0,
             file_bytes: 102_400,
             port: 7000,
@@ -214,6 +217,7 @@ impl Options {
             "zero" => self.zero_percent = within(value, 0, 90)?,
             "grow" => self.grow = within(value, 0, 1 << 20)?,
             "grow_max" => self.grow_max = within(value, 1, 1 << 20)?,
+            "returned" => self.returned = within(value, 0, 1 << 20)?,
             "files" => self.files = within(value, 0, 1 << 20)?,
             "file_bytes" => {
                 self.file_bytes = within(value, 16, 1 << 30)?;

@@ -11,12 +11,13 @@ use crate::verify::Verify;
 use crate::worker::Workload;
 use std::io;
 
+pub(crate) const PAGES_PER_MIB: usize = (1 << 20) / page::PAGE_SIZE;
+
 /// Creates the workers' parts of the chosen workload.
 pub(crate) fn create_workloads(
     options: &Options,
     clock: Clock,
 ) -> io::Result<Vec<Box<dyn Workload>>> {
-    const PAGES_PER_MIB: usize = (1 << 20) / page::PAGE_SIZE;
     if options.memory == Memory::Idle {
         return Ok(Vec::new());
     }

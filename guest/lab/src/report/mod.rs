@@ -42,6 +42,10 @@ pub enum GuestReport {
     Processors(Processors),
     /// The answer to `devices`.
     Devices(Devices),
+    /// The answer to `free`, with the number of the pages.
+    Freed(u64),
+    /// The answer to `use`.
+    Used(Used),
     /// The answer to `sweep`.
     Verdict(Verdict),
     /// A page had wrong content; the text describes it.
@@ -318,6 +322,15 @@ pub struct Devices {
     pub drawn: Option<u64>,
 }
 
+/// Memory that the guest had freed, and uses again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Used {
+    /// Its pages.
+    pub pages: u64,
+    /// Those that were not zero.
+    pub bad: u64,
+}
+
 /// The result of a sweep over every page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Verdict {
@@ -501,6 +514,18 @@ mod tests {
         assert_eq!(GuestReport::parse(line), GuestReport::Devices(devices));
         let cut = line.rfind(" drawn").unwrap();
         assert_eq!(GuestReport::parse(&line[..cut]), GuestReport::Other);
+    }
+
+    #[test]
+    fn freed_memory_is_parsed() {
+        assert_eq!(
+            GuestReport::parse("freed: ok pages=9"),
+            GuestReport::Freed(9)
+        );
+        let used = Used { pages: 9, bad: 2 };
+        let line = "used: BAD pages=9 bad=2";
+        assert_eq!(GuestReport::parse(line), GuestReport::Used(used));
+        assert_eq!(GuestReport::parse("used: BAD pages=9"), GuestReport::Other);
     }
 
     #[test]

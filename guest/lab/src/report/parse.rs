@@ -3,7 +3,7 @@
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{
     Clocks, Devices, Dirty, DiskWork, Fault, Faults, GuestReport, Idle, Processors, Ready, Scan,
-    Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
+    Scanned, Serve, Slow, Task, Totals, Used, Verdict, Verify,
 };
 
 /// The `key=value` words of a line.
@@ -196,6 +196,11 @@ impl GuestReport {
                 },
                 echoed: fields.optional("echoed")?,
                 drawn: fields.optional("drawn")?,
+            }),
+            "freed" => Self::Freed(fields.get("pages")?),
+            "used" => Self::Used(Used {
+                pages: fields.get("pages")?,
+                bad: fields.get("bad")?,
             }),
             "verdict" => Self::Verdict(Verdict {
                 ok: ok?,

@@ -16,7 +16,7 @@ use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
     Clocks, Console, Devices, Disk, Fault, GuestReport, Lab, LabError, MemoryLimit, Namespace, Qmp,
-    Ready, Slow, Task, Throttle, Totals, Verdict,
+    Ready, Slow, Task, Throttle, Totals, Used, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -189,7 +189,7 @@ impl Vm {
         }
     }
 
-    /// Sends the workload a command: `sweep`, `stop`, `scan`, `slow` or `devices`.
+    /// Sends the workload a command (guest/README.md).
     ///
     /// # Errors
     /// When QEMU has ended.
@@ -212,6 +212,41 @@ impl Vm {
         self.send("sweep")?;
         self.wait_report("a verdict", first, timeout, |report| match report {
             GuestReport::Verdict(verdict) => Some(*verdict),
+            _ => None,
+        })
+    }
+
+    /// Makes the guest free the memory of [`Workload::with_returned_memory`], and returns the
+    /// number of its pages. A balloon may return them to the host later.
+    ///
+    /// [`Workload::with_returned_memory`]: crate::Workload::with_returned_memory
+    ///
+    /// # Errors
+    /// When there is no answer within `timeout`.
+    pub fn free(&self, timeout: Duration) -> Result<u64, LabError> {
+        let first = self.console.len();
+        self.send("free")?;
+        self.wait_report(
+            "memory to be freed",
+            first,
+            timeout,
+            |report| match report {
+                GuestReport::Freed(pages) => Some(*pages),
+                _ => None,
+            },
+        )
+    }
+
+    /// Makes the guest use as much memory again.
+    ///
+    /// # Errors
+    /// When there is no answer within `timeout`.
+    pub fn use_again(&self, timeout: Duration) -> Result<Used, LabError> {
+        let first = self.console.len();
+        self.send("use")?;
+        let what = "memory to be used again";
+        self.wait_report(what, first, timeout, |report| match report {
+            GuestReport::Used(used) => Some(*used),
             _ => None,
         })
     }

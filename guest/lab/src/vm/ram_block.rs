@@ -11,6 +11,11 @@ use std::path::PathBuf;
 const STEP: u64 = 1 << 20;
 const PAGE: usize = 4096;
 
+/// Bytes of an entry of `/proc/PID/pagemap`, and the bits of its last byte that say that there is a
+/// page: 62 of the entry, swapped, and 63, present.
+const ENTRY: usize = 8;
+const HAS_PAGE: u8 = 0xc0;
+
 /// A RAM block of a QEMU process: memory of the guest, of a device or of the firmware.
 ///
 /// Writes go through QEMU's page tables, so a dirty log sees them as it sees QEMU's own. Reading a
@@ -116,6 +121,24 @@ impl RamBlock {
             at += STEP;
         }
         Ok(found)
+    }
+
+    /// How many pages of the block the process has, in memory or swapped. Changes nothing, as
+    /// [`RamBlock::read`] may.
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn present_pages(&self) -> Result<usize, LabError> {
+        let path = self.folder.join("pagemap");
+        let reading = || -> std::io::Result<usize> {
+            let pages = usize::try_from(self.used).unwrap_or(usize::MAX) / PAGE;
+            let mut entries = vec![0; pages * ENTRY];
+            let first = self.host / PAGE as u64 * ENTRY as u64;
+            File::open(&path)?.read_exact_at(&mut entries, first)?;
+            let top = entries.iter().skip(ENTRY - 1).step_by(ENTRY);
+            Ok(top.filter(|&&byte| byte & HAS_PAGE != 0).count())
+        };
+        reading().map_err(LabError::file("reading", &path))
     }
 
     /// Bytes of the block that the process maps as transparent huge pages.

@@ -92,7 +92,10 @@ impl VmConfig {
         let console_listener = listen(&at("console"))?;
         let harness_listener = listen(&at("harness"))?;
 
-        let mut command = Command::new(self.version.runner()?);
+        let mut command = Command::new(match &self.program {
+            Some(program) => program.clone(),
+            None => self.version.runner()?,
+        });
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-accel", &self.accelerator()])
@@ -205,6 +208,10 @@ impl VmConfig {
         if !addresses.is_empty() {
             line.push_str(" hk.net=");
             line.push_str(&addresses.join(","));
+        }
+        for option in &self.kernel_options {
+            line.push(' ');
+            line.push_str(option);
         }
         // Emulated with ACPI, it has no timer by which the kernel could measure the frequency.
         if self.machine == "microvm" {
