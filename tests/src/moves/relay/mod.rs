@@ -168,6 +168,14 @@ impl Relay {
         self.shared.sent.clone()
     }
 
+    /// Holds pages from now on, whatever the breakpoint. Other messages pass.
+    pub fn hold_pages(&self) {
+        let mut state = self.shared.lock();
+        state.holding = true;
+        // No link has this number, so none is held in both directions.
+        state.held = Some(u32::MAX);
+    }
+
     /// Releases held messages.
     pub fn release(&self) {
         self.shared.lock().released = true;

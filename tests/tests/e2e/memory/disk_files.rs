@@ -32,7 +32,7 @@ fn machines(workload: Workload) -> [VmConfig; 2] {
 
 /// Whether the machine's memory is on a disk. A build folder on another file system is not tested,
 /// which is logged.
-fn is_on_disk(vm: &Vm) -> bool {
+pub(super) fn is_on_disk(vm: &Vm) -> bool {
     let [path]: &[PathBuf; 1] = vm.ram_files().try_into().unwrap();
     let magic: i64 = rustix::fs::statfs(path).unwrap().f_type;
     let is_on_disk = DISK_MAGICS.contains(&magic);

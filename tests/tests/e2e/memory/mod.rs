@@ -4,5 +4,6 @@ mod auxiliary;
 mod disk_files;
 mod layouts;
 mod limits;
+mod returned;
 mod swapped;
 mod transparent_huge_pages;

@@ -11,4 +11,5 @@ mod monitor_reads;
 mod paused_guests;
 mod qemu_versions;
 mod repeats;
+mod untested_qemu;
 mod urgent_pages;

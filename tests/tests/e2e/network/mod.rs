@@ -3,3 +3,4 @@
 mod frames;
 mod guests;
 mod nano_server;
+mod passt;
