@@ -321,8 +321,8 @@ fn no_write_is_missed_while_pages_are_evicted() {
 }
 
 /// A guest clears memory, returns it, and uses some of it again, which the kernel may map by huge
-/// pages of the file. Evicted, these leave nothing in the page table. On this kernel, and on one that
-/// does not report memory without a page table.
+/// pages of the file. Evicted, these leave nothing in the page table. On this kernel, and on one
+/// that does not report memory without a page table.
 #[test]
 fn returned_memory_stays_tracked_while_it_is_evicted() {
     for hides in [false, true] {
