@@ -116,8 +116,9 @@
 //!
 //! # How a migration is resumed
 //!
-//! From `Ready` on, a migration survives the loss of its links. The source opens a new control link with
-//! the same id, to the address where the destination listens now:
+//! From `Ready` on, a migration survives the loss of its links. The source opens a
+//! new control link with the same id, to the address where the destination listens
+//! now:
 //!
 //! ```text
 //!     source                                      destination

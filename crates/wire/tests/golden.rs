@@ -1,5 +1,5 @@
-//! The encoding of each message: two builds that differ here cannot communicate. The kept encodings are inputs of the fuzz target `wire_stream`, in its archive
-//! `fuzz/corpora/wire_stream.tar`.
+//! The encoding of each message: two builds that differ here cannot communicate. The kept encodings
+//! are inputs of the fuzz target `wire_stream`, in its archive `fuzz/corpora/wire_stream.tar`.
 //!
 //! After adding a message, run `HIKKOSHI_WRITE_GOLDEN=1 cargo test -p hikkoshi-wire --test golden`.
 //! It writes the new encoding to `fuzz/found/wire_stream`; add it to the archive with `make

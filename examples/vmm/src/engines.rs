@@ -1,5 +1,5 @@
-//! Both engines, in two threads that are connected by a unix socket. On two hosts each would run one
-//! of them.
+//! Both engines, in two threads that are connected by a unix socket. On two hosts each would run
+//! one of them.
 
 use std::sync::Arc;
 use std::thread;

@@ -115,8 +115,9 @@ mod sealed {
 /// # Errors
 ///
 /// If a name or a list in the message is longer than its type allows, or the
-/// whole message is longer than [`MAX_CONTROL`], or an offer than [`MAX_OFFER`]. The error names the part that
-/// is too long. A reason that is too long is cut, and is not an error.
+/// whole message is longer than [`MAX_CONTROL`], or an offer than [`MAX_OFFER`].
+/// The error names the part that is too long. A reason that is too long is cut,
+/// and is not an error.
 pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
     append(message, Vec::new(), 0)
 }

@@ -23,7 +23,8 @@ use crate::limits::Limits;
 /// The length of a frame header in bytes.
 pub const HEADER_LEN: usize = 24;
 
-/// The longest encoded control message about a guest whose layout both sides know, in bytes: 1 MiB.
+/// The longest encoded control message about a guest whose layout both sides
+/// know, in bytes: 1 MiB.
 pub const MAX_CONTROL: usize = 1 << 20;
 
 /// The longest encoded control message before that, in bytes: 4 MiB. It is the offer of a guest with

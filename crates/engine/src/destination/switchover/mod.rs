@@ -1,5 +1,5 @@
-//! The switchover at the destination: from the source's *Switch*, with which its guest is paused and
-//! everything but missing pages is here, to *ready*.
+//! The switchover at the destination: from the source's *Switch*, with which its guest is paused
+//! and everything but missing pages is here, to *ready*.
 
 mod load;
 
