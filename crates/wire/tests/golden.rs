@@ -288,7 +288,7 @@ fn to_source() -> Vec<ToSource> {
                 max_ns: 1_200_000,
                 buckets: vec![0, 0, 0, 0, 0, 0, 0, 20, 700, 700, 79, 1],
             },
-            faults: FaultMeasures {
+            faults: Box::new(FaultMeasures {
                 stages: StageSummary {
                     fault_to_request: summary(3),
                     request_to_page: summary(60),
@@ -312,7 +312,7 @@ fn to_source() -> Vec<ToSource> {
                         count: 90,
                     },
                 ],
-            },
+            }),
         },
         ToSource::ResumeReply {
             stage: DestinationStage::Running,

@@ -33,14 +33,14 @@ fn reasons_are_printable() {
 
 #[test]
 fn names_of_threads_are_printable() {
-    let faults = FaultMeasures {
+    let faults = Box::new(FaultMeasures {
         threads: vec![ThreadFaults {
             thread: TEXT.to_owned(),
             kind: FaultKind::Other,
             count: 1,
         }],
         ..FaultMeasures::default()
-    };
+    });
     let requests = RequestSummary::default();
     let sent = encode_control(&ToSource::Complete { requests, faults }).unwrap();
     let ToSource::Complete { faults, .. } = decode_control(&sent).unwrap() else {

@@ -15,11 +15,11 @@ mod strategies;
 use hikkoshi_pages::{GuestRange, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_wire::{
     Backing, BlockDescription, ControlError, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain,
-    DomainSnapshot, EncodeError, FaultMeasures, Frame, GuestDescription, GuestDisks,
-    GuestRangeDescription, Hello, HelloError, ImageName, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK,
-    MAX_DISKS, MAX_OFFER, MAX_RANGES, MAX_SNAPSHOTS, MAX_TEXT, Machine, Mode, OfferedGuest,
-    PageRanges, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Subject,
-    ToDestination, ToSource, control_frame, decode_control, encode_control, negotiate,
+    DomainSnapshot, EncodeError, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello,
+    HelloError, ImageName, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_DISKS, MAX_OFFER, MAX_RANGES,
+    MAX_SNAPSHOTS, MAX_TEXT, Machine, Mode, OfferedGuest, PageRanges, ProcessorKind,
+    ProcessorSetting, Processors, RequestSummary, Subject, ToDestination, ToSource, control_frame,
+    decode_control, encode_control, negotiate,
 };
 use proptest::prelude::*;
 
@@ -523,7 +523,7 @@ fn histograms_are_bounded() {
             buckets: vec![1; buckets],
             ..RequestSummary::default()
         },
-        faults: FaultMeasures::default(),
+        faults: Box::default(),
     };
     let payload = encode_control(&with(64)).unwrap();
     assert_eq!(decode_control::<ToSource>(&payload), Ok(with(64)));

@@ -27,8 +27,9 @@ pub const HEADER_LEN: usize = 24;
 /// know, in bytes: 1 MiB.
 pub const MAX_CONTROL: usize = 1 << 20;
 
-/// The longest encoded control message before that, in bytes: 4 MiB. It is the offer of a guest with
-/// a thousand disks and hundreds of processors, or of a domain with a hundred snapshots.
+/// The longest encoded control message before that, in bytes: 4 MiB. It is the
+/// offer of a guest with a thousand disks and hundreds of processors, or of a
+/// domain with a hundred snapshots.
 pub const MAX_OFFER: usize = 4 << 20;
 
 /// The most bytes in one frame of a disk's link: 256 KiB.

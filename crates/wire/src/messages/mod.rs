@@ -233,7 +233,7 @@ pub enum ToSource {
         /// How long page requests took, for the source's report.
         requests: RequestSummary,
         /// The guest's page faults, for the source's report.
-        faults: FaultMeasures,
+        faults: Box<FaultMeasures>,
     },
     /// The answer to [`ResumeRequest`](ToDestination::ResumeRequest). In the stages
     /// [`Ready`](DestinationStage::Ready) and [`Running`](DestinationStage::Running)

@@ -459,8 +459,10 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         text().prop_map(|reason| ToSource::Failed { reason }),
         Just(ToSource::GuestResumed),
         text().prop_map(|reason| ToSource::Cancel { reason }),
-        (summary(), measures())
-            .prop_map(|(requests, faults)| ToSource::Complete { requests, faults }),
+        (summary(), measures()).prop_map(|(requests, faults)| ToSource::Complete {
+            requests,
+            faults: Box::new(faults),
+        }),
         (
             destination_stage(),
             prop::collection::vec(any::<u64>(), 0..1024),

@@ -75,7 +75,7 @@ impl HandoverDriver<'_> {
         }
         let complete = ToSource::Complete {
             requests: (&requests.request_latency_us).into(),
-            faults: requests.measures(),
+            faults: Box::new(requests.measures()),
         };
         links.session.send_last(&complete);
         self.guest.requests = Some(requests);

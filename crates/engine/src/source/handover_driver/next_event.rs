@@ -92,7 +92,7 @@ impl HandoverDriver<'_> {
                 ToSource::LeftToDo { what } => self.keep_left_to_do(what),
                 ToSource::ResumeTime { micros } => self.note_resume_time(micros),
                 ToSource::Complete { requests, faults } => {
-                    result.requests.add_measures(faults);
+                    result.requests.add_measures(*faults);
                     return Ok(self.complete(result, requests));
                 }
                 // Sent before the destination received *Commit*, which it will obey.

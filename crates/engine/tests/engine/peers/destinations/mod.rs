@@ -14,7 +14,7 @@ use hikkoshi_engine::{
 };
 use hikkoshi_handover::{Outcome, Unrecorded};
 use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Listener, Stream, split};
-use hikkoshi_wire::{FaultMeasures, Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
+use hikkoshi_wire::{Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_now};
 
 use crate::guests::{Script, TestSource};
@@ -114,7 +114,7 @@ impl Destination<'_> {
 fn complete() -> ToSource {
     ToSource::Complete {
         requests: RequestSummary::default(),
-        faults: FaultMeasures::default(),
+        faults: Box::default(),
     }
 }
 

@@ -97,7 +97,7 @@ impl PostcopySource<'_> {
             panic!("{complete:?}")
         };
         self.source.send(&ToDestination::Goodbye);
-        (faults, requests.count)
+        (*faults, requests.count)
     }
 }
 
