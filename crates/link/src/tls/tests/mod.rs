@@ -4,6 +4,7 @@
 mod certificates;
 mod invitations;
 mod own_certificates;
+mod record_cost;
 mod records;
 
 use std::io::{self, Read, Write};
