@@ -23,6 +23,7 @@ use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
 use crate::meter::wait_until_idle;
+use crate::mover::OwnReport;
 use crate::record::{ClientsOutcome, Cost};
 use crate::testbed::DomainHosts;
 
@@ -111,7 +112,7 @@ struct Moved {
     /// From the command to the pause.
     during: Option<Writes>,
     /// The system's own report.
-    report: serde_json::Value,
+    report: OwnReport,
 }
 
 /// Everything that was measured, as JSON.

@@ -234,7 +234,7 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
     }))?;
     moved.others_cores = meter.others_cores(&pids);
     if !outcome.called_off {
-        moved.account = outcome.report;
+        moved.account = serde_json::to_value(outcome.report).unwrap_or_default();
     }
     let home = if outcome.called_off {
         &testbed.source

@@ -71,7 +71,7 @@ pub(super) fn measure(
             run.disk = Some(DiskOutcome {
                 before: read_rate(&lines, "source", working, moved.started),
                 during: read_rate(&lines, "source", moved.started, stop.at),
-                ..drains(&moved.report)
+                ..drains(moved.report.account())
             });
         }
         run.series = Series {

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use hikkoshi_account::Account;
 use hikkoshi_lab::{ConsoleLine, GuestReport};
 use serde::Serialize;
-use serde_json::Value;
 
 /// What is measured of a disk.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -23,13 +23,13 @@ pub(crate) struct DiskOutcome {
     pub bad_pages: u64,
 }
 
-/// The drains in hikkoshi's JSON report.
-pub(crate) fn drains(report: &Value) -> DiskOutcome {
-    let drains = &report["drains"];
+/// The drains in hikkoshi's account.
+pub(crate) fn drains(account: Option<&Account>) -> DiskOutcome {
+    let drains = account.and_then(|account| account.drains);
     DiskOutcome {
-        drains: drains["count"].as_u64(),
-        drains_ms: drains["total_ms"].as_f64(),
-        longest_drain_ms: drains["max_ms"].as_f64(),
+        drains: drains.map(|drains| drains.count),
+        drains_ms: drains.map(|drains| drains.total_ms),
+        longest_drain_ms: drains.map(|drains| drains.max_ms),
         ..DiskOutcome::default()
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use hikkoshi_lab::HostPair;
 use serde_json::{Map, Value};
 
-use super::{HikkoshiMigration, MoveOutcome};
+use super::{HikkoshiMigration, MoveOutcome, OwnReport};
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::plan::Case;
@@ -53,7 +53,7 @@ pub(crate) fn virsh_migrate(
         rounds: report["Iteration"]
             .as_str()
             .and_then(|text| text.parse().ok()),
-        report,
+        report: OwnReport::Other(report),
     })
 }
 

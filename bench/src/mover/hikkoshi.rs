@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use hikkoshi_account::Statistics;
 use hikkoshi_lab::{RunningProgram, StandardError, Vm};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::outcome::MoveOutcome;
+use super::outcome::{HikkoshiReport, MoveOutcome, OwnReport};
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::plan::Variant;
@@ -181,7 +182,7 @@ impl HikkoshiMigration {
             called_off,
             own_downtime_ms: None,
             rounds: None,
-            report: Value::Null,
+            report: OwnReport::NONE,
         };
         if called_off {
             // 1: the guest continues to run at the source.
@@ -197,12 +198,14 @@ impl HikkoshiMigration {
         if !received.success() {
             return Err(receive.ended(received));
         }
-        moved.report = read(&self.report)?;
-        // The destination's steps of the switchover, beside the source's.
-        moved.report["switchover_at_destination"] = read(&self.received)?["switchover"].take();
-        moved.report["time_left"] = migrate.time_left();
-        moved.own_downtime_ms = moved.report["downtime_ms"].as_f64();
-        moved.rounds = moved.report["rounds"].as_u64();
+        let statistics = read(&self.report)?;
+        moved.own_downtime_ms = statistics.account.downtime_ms;
+        moved.rounds = Some(statistics.account.rounds.into());
+        moved.report = OwnReport::Hikkoshi(Box::new(HikkoshiReport {
+            statistics,
+            switchover_at_destination: read(&self.received)?.account.switchover,
+            time_left: migrate.time_left(),
+        }));
         Ok(moved)
     }
 
@@ -263,7 +266,7 @@ fn report(testbed: &Testbed, name: &str) -> PathBuf {
     testbed.lab.folder().join(format!("{name}.json"))
 }
 
-fn read(path: &Path) -> Result<Value, BenchError> {
+fn read(path: &Path) -> Result<Statistics, BenchError> {
     fs::read_to_string(path)
         .and_then(|text| serde_json::from_str(&text).map_err(Into::into))
         .map_err(|source| BenchError::File {

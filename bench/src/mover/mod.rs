@@ -7,7 +7,9 @@ mod qemu;
 
 pub(crate) use domain::{migrate_domain, virsh_migrate};
 pub(crate) use hikkoshi::{HikkoshiMigration, estimate};
-pub(crate) use outcome::MoveOutcome;
+#[cfg(test)]
+pub(crate) use outcome::HikkoshiReport;
+pub(crate) use outcome::{MoveOutcome, OwnReport};
 pub(crate) use qemu::migrate as qemu_migrate;
 
 use std::path::Path;

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use hikkoshi_account::{Account, Statistics, SwitchoverStep};
+use serde::Serialize;
 use serde_json::Value;
 
 /// The result of a migration, as reported by the system that performed it.
@@ -17,6 +19,42 @@ pub(crate) struct MoveOutcome {
     pub own_downtime_ms: Option<f64>,
     /// Rounds of pre-copy.
     pub rounds: Option<u64>,
-    /// The system's own report, as JSON.
-    pub report: Value,
+    /// The system's own report.
+    pub report: OwnReport,
+}
+
+/// What the system that has performed a migration says of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum OwnReport {
+    /// Hikkoshi.
+    Hikkoshi(Box<HikkoshiReport>),
+    /// QEMU, or libvirt. Null: nothing.
+    Other(Value),
+}
+
+/// What hikkoshi says.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct HikkoshiReport {
+    /// What `migrate --json` has written.
+    #[serde(flatten)]
+    pub statistics: Statistics,
+    /// The destination's steps of the switchover, beside the source's.
+    pub switchover_at_destination: Vec<SwitchoverStep>,
+    /// What was reported of the time left: each time from the start, and the estimate then, in
+    /// seconds.
+    pub time_left: Value,
+}
+
+impl OwnReport {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self::Other(Value::Null);
+
+    /// Hikkoshi's account.
+    pub(crate) fn account(&self) -> Option<&Account> {
+        match self {
+            Self::Hikkoshi(report) => Some(&report.statistics.account),
+            Self::Other(_) => None,
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_lab::{LabError, QemuMigration};
 
-use super::outcome::MoveOutcome;
+use super::outcome::{MoveOutcome, OwnReport};
 use crate::error::BenchError;
 use crate::testbed::Testbed;
 
@@ -28,7 +28,7 @@ pub(crate) fn migrate(
             called_off: false,
             own_downtime_ms: report.info["downtime"].as_f64(),
             rounds: report.info["ram"]["dirty-sync-count"].as_u64(),
-            report: report.info,
+            report: OwnReport::Other(report.info),
         }),
         Err(LabError::QemuMigration { status, .. }) if give_up.is_some() && status == "active" => {
             let info = testbed
@@ -41,7 +41,7 @@ pub(crate) fn migrate(
                 called_off: true,
                 own_downtime_ms: None,
                 rounds: info["ram"]["dirty-sync-count"].as_u64(),
-                report: info,
+                report: OwnReport::Other(info),
             })
         }
         Err(error) => Err(error.into()),

@@ -12,5 +12,5 @@ pub(crate) use outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 pub(crate) use run::SlowAccesses;
 pub(crate) use run::{Cost, Run, Series};
 #[cfg(test)]
-pub(crate) use test_run::test_run;
+pub(crate) use test_run::{test_report, test_run};
 pub(crate) use timeline::{FaultTimeline, Place, Step};

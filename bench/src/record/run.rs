@@ -2,12 +2,11 @@
 
 use hikkoshi_lab::Slow;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 use super::timeline::FaultTimeline;
 use crate::meter::{Accesses, DiskOutcome};
-use crate::mover::MoveOutcome;
+use crate::mover::{MoveOutcome, OwnReport};
 use crate::plan::Case;
 
 /// The results of one run.
@@ -60,7 +59,7 @@ pub(crate) struct Run {
     pub series: Series,
     /// The system's own report.
     #[serde(rename = "account")]
-    pub report: Value,
+    pub report: OwnReport,
 }
 
 /// What a move has cost.
@@ -139,7 +138,7 @@ impl Run {
             clients: None,
             web: None,
             series: Series::default(),
-            report: Value::Null,
+            report: OwnReport::NONE,
         }
     }
 

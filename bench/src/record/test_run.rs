@@ -1,6 +1,10 @@
 //! Runs for tests.
 
+use hikkoshi_account::{Account, Statistics};
+use serde_json::Value;
+
 use super::run::Run;
+use crate::mover::{HikkoshiReport, OwnReport};
 use crate::plan::{Case, NetworkKind, System, Variant, Workload};
 
 /// A run at 1 Gbit/s with this downtime and total time, ms.
@@ -17,4 +21,16 @@ pub(crate) fn test_run(system: System, workload: Workload, downtime: f64, total:
     run.downtime_ms = Some(downtime);
     run.total_ms = Some(total);
     run
+}
+
+/// What hikkoshi says of a run, with these changes.
+pub(crate) fn test_report(change: impl FnOnce(&mut Account)) -> OwnReport {
+    let text = include_str!("../../../crates/account/tests/account.json");
+    let mut statistics: Statistics = serde_json::from_str(text).unwrap();
+    change(&mut statistics.account);
+    OwnReport::Hikkoshi(Box::new(HikkoshiReport {
+        statistics,
+        switchover_at_destination: Vec::new(),
+        time_left: Value::Null,
+    }))
 }

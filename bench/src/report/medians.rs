@@ -1,5 +1,6 @@
 //! The medians of each case over its rounds.
 
+use hikkoshi_account::Stages;
 use serde::Serialize;
 
 use crate::meter::GuestAccount;
@@ -140,9 +141,6 @@ pub(super) fn rows(runs: &[Run]) -> Vec<Row> {
         .collect()
 }
 
-/// The names of the stages in hikkoshi's JSON report.
-const STAGES: [&str; 3] = ["fault_to_request", "request_to_page", "page_to_installed"];
-
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
 fn row(runs: Vec<&Run>) -> Option<Row> {
     let case = runs.first()?.case;
@@ -154,6 +152,9 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
     };
     let guest = |value: &dyn Fn(&GuestAccount) -> f64| {
         of(&|run| Some(value(run.scan.as_ref()?.guest.as_ref()?)))
+    };
+    let stage = |mean: &dyn Fn(&Stages) -> f64| {
+        of(&|run| Some(mean(&run.report.account()?.requests.request_stages_us)))
     };
     Some(Row {
         network: case.network.to_string(),
@@ -169,8 +170,8 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         bytes: of(&|run| run.bytes.map(|bytes| bytes as f64)),
         throughput: of(&|run| run.throughput),
         rounds: of(&|run| run.rounds.map(|rounds| rounds as f64)),
-        pages_sent: of(&|run| run.report["pages"]["precopy"].as_f64()),
-        stale_pages: of(&|run| run.report["stale_pages"].as_f64()),
+        pages_sent: of(&|run| Some(run.report.account()?.pages.precopy as f64)),
+        stale_pages: of(&|run| Some(run.report.account()?.stale_pages? as f64)),
         faults: accesses(&|a| Some(a.slow as f64)),
         fault_us: accesses(&|a| Some(a.slow_mean_us)),
         fault_p50_us: of(&|run| run.slow.as_ref()?.p50_us),
@@ -178,8 +179,11 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         fault_max_us: accesses(&|a| Some(a.max_us)),
         accesses_per_second: accesses(&|a| a.per_second),
         accesses: accesses(&|a| a.completed),
-        stages_us: STAGES
-            .map(|stage| of(&|run| run.report["request_stages_us"][stage]["mean"].as_f64())),
+        stages_us: [
+            stage(&|stages| stages.fault_to_request.mean),
+            stage(&|stages| stages.request_to_page.mean),
+            stage(&|stages| stages.page_to_installed.mean),
+        ],
         scan_ms: of(&|run| run.scan.as_ref().map(|scan| scan.ms)),
         scan_pages: of(&|run| run.scan.as_ref().map(|scan| scan.pages_per_second())),
         scan_ran: of(&|run| run.scan.as_ref().map(|scan| scan.ran)),

@@ -92,14 +92,14 @@ pub use destination::{
     DestinationHost, DestinationOptions, ReceiveControl, ReceiveError, give_up_receive, receive,
     receive_at, resume_receive,
 };
-pub use disks::{DiskComparison, DiskConnection, DiskContent, DiskProgress, DiskRequests, Waiting};
+pub use disks::{DiskComparison, DiskConnection, DiskContent, DiskRequests, Waiting};
 pub use guest::{
     DestinationDisks, DestinationGuest, DestinationProcess, Hardware, SourceDisks, SourceGuest,
     SourceProcess, ThreadName,
 };
 pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
-pub use network_frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
+pub use network_frames::{FrameCapture, FrameDelivery, KeptFrame};
 pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;

@@ -72,15 +72,3 @@ pub trait FrameDelivery: Send {
     /// frames for all stations reach both hosts.
     fn deliver(&mut self, frame: &KeptFrame) -> Result<(), GuestError>;
 }
-
-/// How many frames arrived for the guest during the switchover, and how many were delivered.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FramesAccount {
-    /// Frames that the guest did not get at the source, and that were sent to the destination. At
-    /// the destination: that arrived there.
-    pub kept: u64,
-    /// Frames of these that were delivered to the guest's network cards at the destination.
-    pub delivered: u64,
-    /// Frames that were lost: too many, or their delivery failed.
-    pub dropped: u64,
-}

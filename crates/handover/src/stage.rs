@@ -1,7 +1,10 @@
 //! How far each side is. Each machine is reported the stage of the other side.
 
+use serde::{Deserialize, Serialize};
+
 /// How far the source is in handing the guest over. Recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SourceStage {
     /// The source owns the guest.
     Owned,
@@ -16,11 +19,22 @@ pub enum SourceStage {
 impl SourceStage {
     /// All of them, in order.
     pub const ALL: [Self; 4] = [Self::Owned, Self::Committed, Self::HandedOver, Self::Done];
+
+    /// Its name, as records and labels have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Owned => "owned",
+            Self::Committed => "committed",
+            Self::HandedOver => "handed_over",
+            Self::Done => "done",
+        }
+    }
 }
 
 /// How far the destination is in taking the guest over. Recorded from
 /// [`Ready`](Self::Ready) on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DestinationStage {
     /// Memory and device state arrive. *Ready* has not been sent.
     Receiving,
@@ -45,4 +59,15 @@ impl DestinationStage {
         Self::Complete,
         Self::Declined,
     ];
+
+    /// Its name, as records and labels have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Receiving => "receiving",
+            Self::Ready => "ready",
+            Self::Running => "running",
+            Self::Complete => "complete",
+            Self::Declined => "declined",
+        }
+    }
 }

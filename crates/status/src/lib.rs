@@ -2,7 +2,7 @@
 //!
 //! # Model
 //!
-//! An engine **records** its migration: ten times a second it adds the present [`State`] to a
+//! An engine **records** its migration: ten times a second it adds the present [`State`](hikkoshi_account::State) to a
 //! [`Recording`], which also has what came before (coarser, the longer it lasts) and what was
 //! reported to the operator. It serves that on a unix socket in the **status folder**
 //! ([`StatusFolder`]): a client that connects receives the recording so far, and then each new
@@ -28,7 +28,7 @@
 //! # The map
 //!
 //! A guest's memory is shown as at most [`MAX_CELLS`] **cells** of equal size. What happens to
-//! pages is counted by cell ([`Map`]), so the size of a status does not depend on the size of the
+//! pages is counted by cell ([`Map`](hikkoshi_account::Map)), so the size of a status does not depend on the size of the
 //! guest.
 //!
 //! # What is missing
@@ -47,10 +47,8 @@ pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
-    Block, Bytes, Converges, DirtyRates, DiskCopy, End, Engine, Frame, GuestAt, GuestRange,
-    LatencyBucket, Limits, Map, Memory, Migration, Notice, Outage, Pages, Phase, Progress, Record,
-    Recording, Repeated, Repeats, Requests, Round, Sample, Side, State, Step, TimeLeft, Unit,
-    Unknown,
+    Block, DirtyRates, End, Engine, Frame, GuestRange, Memory, Migration, Notice, Record,
+    Recording, Sample, Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

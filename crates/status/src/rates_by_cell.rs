@@ -1,6 +1,7 @@
 //! The highest and the mean dirty rate of each cell, of all states.
 
-use crate::{DirtyRates, MAX_CELLS, Map, Recording, State};
+use crate::{DirtyRates, MAX_CELLS, Recording};
+use hikkoshi_account::{Map, State};
 
 /// Computes [`DirtyRates`] from one state after another. A rate counts for the time since the state
 /// before.

@@ -2,9 +2,9 @@
 
 use crate::rates_by_cell::RatesByCell;
 use crate::{
-    DirtyRates, End, Frame, MAX_CELLS, Map, Migration, Notice, Record, Recording, Sample, State,
-    VERSION,
+    DirtyRates, End, Frame, MAX_CELLS, Migration, Notice, Record, Recording, Sample, VERSION,
 };
+use hikkoshi_account::{Map, State};
 
 /// The most samples. When there are more, every second one is dropped, and from then on half as
 /// many are taken.
@@ -88,13 +88,12 @@ impl Thinned {
 impl Sampled {
     #[allow(clippy::cast_precision_loss)] // Rates for people.
     fn of(state: &State) -> Self {
-        let (bytes, requests) = (&state.bytes, &state.requests);
-        let parts = [bytes.precopy, bytes.urgent, bytes.background, bytes.disks];
+        let requests = &state.requests;
         Self {
             at_ms: state.at_ms,
-            bytes: parts.into_iter().fold(0, u64::saturating_add),
+            bytes: state.bytes.of_pages_and_disks(),
             requests: requests.count,
-            latency_us: requests.mean_us * requests.count as f64,
+            latency_us: requests.mean * requests.count as f64,
         }
     }
 }
@@ -328,13 +327,13 @@ mod tests {
         second.bytes.urgent = 1000;
         second.bytes_per_second = 4500.0;
         second.requests.count = 4;
-        second.requests.mean_us = 25.0;
+        second.requests.mean = 25.0;
         recorder.add(second);
         let mut third = state(2500);
         third.bytes.precopy = 5000;
         third.bytes.urgent = 1000;
         third.requests.count = 8;
-        third.requests.mean_us = 50.0;
+        third.requests.mean = 50.0;
         recorder.add(third);
         let samples = &recorder.recording().samples;
         assert!((samples[1].bytes_per_second - 4500.0).abs() < 1e-9);

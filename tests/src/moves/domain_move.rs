@@ -331,7 +331,7 @@ impl<'h> DomainMove<'h> {
     pub fn wait_moved_but(self) -> String {
         let exits = self.wait();
         let reports = exits.json_reports.clone();
-        let left = reports.map(|report| report.and_then(|report| report.left_to_do));
+        let left = reports.map(|report| report.and_then(|report| report.0.account.left_to_do));
         let [Some(source), Some(destination)] = left else {
             panic!("nothing is left to do: {exits:?}");
         };

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hikkoshi_account::{Map, Side};
 use hikkoshi_lab::Lab;
 use hikkoshi_lab::browser::{Browser, ColorScheme, Viewport};
-use hikkoshi_status::{Map, Recording, Side};
+use hikkoshi_status::Recording;
 use serde_json::{Value, json};
 
 /// Only ends a test that hangs.

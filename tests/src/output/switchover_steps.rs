@@ -2,16 +2,7 @@
 //! they agree with the downtime.
 
 use crate::{JsonReport, Side};
-use serde::Deserialize;
-
-/// A step of the switchover on one side.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct SwitchoverStep {
-    /// What was done.
-    pub step: String,
-    /// When it was done, ms.
-    pub at_ms: f64,
-}
+use hikkoshi_account::GuestState;
 
 /// Both times of a report were calculated from the same readings of the clock.
 const EXACT_MS: f64 = 1e-3;
@@ -57,7 +48,7 @@ impl JsonReport {
     /// # Panics
     /// When they are not as docs/json.md says.
     pub(crate) fn check_switchover(&self, side: Side) {
-        if self.guest_state == "paused" {
+        if self.guest_state == GuestState::Paused {
             assert_eq!(self.switchover, [], "its owner had paused it: {self:?}");
             return;
         }
@@ -132,7 +123,8 @@ mod tests {
             "switchover": steps, "postcopy": true,
             "pages": { "precopy": 0, "zero": 0, "urgent": 0, "background": 0, "guest": 0 },
             "bytes": { "precopy": 0, "urgent": 0, "background": 0, "device_state": 0 },
-            "outages": [], "migration_id": "0123456789abcdef",
+            "outages": [], "pid": 1, "host": "", "guest": "", "peer": "", "started_unix_ms": 0,
+            "resumed": false, "migration_id": "0123456789abcdef",
             "side": if side == Side::Source { "source" } else { "destination" },
             "request_latency_us": none, "unmeasured_requests": 0, "faults": [],
             "request_stages_us": {
@@ -158,10 +150,10 @@ mod tests {
             assert!(noticed(side, |report| report.switchover.swap(1, 2)));
             assert!(noticed(side, |report| drop(report.switchover.remove(2))));
             assert!(noticed(side, |report| report.downtime_ms = Some(4.0)));
-            assert!(noticed(side, |report| report.switchover[3].step.push('?')));
-            assert!(noticed(side, |report| "paused".clone_into(&mut report.guest_state)));
+            assert!(noticed(side, |report| report.switchover[3].step += "?"));
+            assert!(noticed(side, |report| report.guest_state = GuestState::Paused));
             let paused = |report: &mut JsonReport| {
-                "paused".clone_into(&mut report.guest_state);
+                report.guest_state = GuestState::Paused;
                 report.switchover.clear();
             };
             assert!(!noticed(side, paused));

@@ -1,6 +1,7 @@
 //! A recorded migration that is sent to the live page, state by state.
 
-use hikkoshi_status::{End, Record, Recorder, Recording, Side, State};
+use hikkoshi_account::{Side, State};
+use hikkoshi_status::{End, Record, Recorder, Recording};
 use hikkoshi_tests::recordings::RecordedMigration;
 use hikkoshi_tests::{ShownPage, legend_of};
 

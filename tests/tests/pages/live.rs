@@ -1,6 +1,7 @@
 //! The live page shows what engines record, while a migration moves.
 
-use hikkoshi_status::{Converges, Record, Side};
+use hikkoshi_account::{Converges, Side};
+use hikkoshi_status::Record;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 use serde_json::json;
@@ -115,7 +116,7 @@ fn an_outage_is_shown_as_an_alarm() {
     let recorded = recorded.record();
     let mut destination = Feed::new(&server, &recorded, Side::Destination);
     open(&shown, &server, &[&destination]);
-    let lasts = |state: &hikkoshi_status::State| {
+    let lasts = |state: &hikkoshi_account::State| {
         let lasted = state.outage().map(|outage| state.at_ms - outage.from_ms);
         lasted == Some(1000)
     };

@@ -1,7 +1,8 @@
 //! Reports.
 
+use hikkoshi_account::Side;
 use hikkoshi_dashboard::{report, served_report_policy};
-use hikkoshi_status::{Recording, Side, Unknown};
+use hikkoshi_status::{Recording, Unknown};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 
 use crate::event_server::EventServer;
@@ -123,7 +124,7 @@ fn several_migrations_are_compared() {
     assert_eq!(row("Mode"), ["hybrid", "precopy", "precopy", "hybrid"]);
     let again = |index: usize| {
         let state = recordings[2 * index].state.as_ref().unwrap();
-        count(state.pages.again)
+        count(state.pages.again.unwrap())
     };
     assert_eq!(
         row("… again, because the guest had written to them"),

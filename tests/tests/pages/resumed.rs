@@ -1,7 +1,8 @@
 //! A migration whose engines were killed, and that others have resumed.
 
+use hikkoshi_account::Side;
 use hikkoshi_dashboard::report;
-use hikkoshi_status::{Recording, Side, join_all};
+use hikkoshi_status::{Recording, join_all};
 use hikkoshi_tests::recordings::{GAP_MS, RecordedCase, RecordedMigration};
 use hikkoshi_tests::{ShownPage, count, legend_of};
 
@@ -14,7 +15,7 @@ fn recorded() -> (RecordedMigration, u64) {
         ..RecordedCase::new("web", "hybrid")
     };
     let recorded = case.record();
-    let missing = |state: &&hikkoshi_status::State| state.missing_pages.is_some();
+    let missing = |state: &&hikkoshi_account::State| state.missing_pages.is_some();
     let postcopy: Vec<_> = recorded
         .states_of(Side::Destination)
         .filter(missing)

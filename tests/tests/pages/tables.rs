@@ -1,7 +1,7 @@
 //! What is drawn can be read as numbers: in tables, and with the keyboard.
 
+use hikkoshi_account::Side;
 use hikkoshi_dashboard::report;
-use hikkoshi_status::Side;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 

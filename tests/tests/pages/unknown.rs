@@ -1,6 +1,7 @@
 //! What a side does not know has a dash on the live page, not a number.
 
-use hikkoshi_status::{Converges, Record, Side, State};
+use hikkoshi_account::{Converges, Side, State};
+use hikkoshi_status::Record;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use hikkoshi_status::{Record, Side};
+use hikkoshi_account::Side;
+use hikkoshi_status::Record;
 use hikkoshi_tests::ShownPage;
 use hikkoshi_tests::recordings::RecordedCase;
 

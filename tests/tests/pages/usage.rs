@@ -1,6 +1,6 @@
 //! The live page for its users: keyboard, lost connections, hostile text.
 
-use hikkoshi_status::Side;
+use hikkoshi_account::Side;
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 use hikkoshi_tests::{ShownPage, count};
 use serde_json::json;
@@ -338,9 +338,8 @@ fn text_of_recordings_is_shown_as_text() {
     recorded.source_end.next = Some(HOSTILE.to_owned());
     for (state, _) in &mut recorded.states {
         for step in &mut state.switchover {
-            HOSTILE.clone_into(&mut step.step);
+            step.step = HOSTILE.into();
         }
-        HOSTILE.clone_into(&mut state.stage);
     }
     let mut feed = Feed::new(&server, &recorded, Side::Source);
     open(&shown, &server, &[&feed]);

@@ -57,8 +57,7 @@ mod tests {
     use super::*;
     use crate::meter::{Accesses, Gaps, GuestAccount, GuestInterval};
     use crate::plan::{System, Variant, Workload};
-    use crate::record::{ClientsOutcome, ScanOutcome, test_run as run};
-    use serde_json::json;
+    use crate::record::{ClientsOutcome, ScanOutcome, test_report, test_run as run};
 
     fn reached(runs: &[Run]) -> Vec<(String, bool)> {
         let goals = goals(runs).into_iter();
@@ -183,11 +182,12 @@ mod tests {
             6000.0,
             1050.0,
         );
-        ours.report = json!({ "request_stages_us": {
-            "fault_to_request": { "mean": 10.0 },
-            "request_to_page": { "mean": 200.0 },
-            "page_to_installed": { "mean": 20.0 },
-        }});
+        ours.report = test_report(|account| {
+            let stages = &mut account.requests.request_stages_us;
+            stages.fault_to_request.mean = 10.0;
+            stages.request_to_page.mean = 200.0;
+            stages.page_to_installed.mean = 20.0;
+        });
         let theirs = busy(System::QemuPreempt, Workload::Busy, 2000.0, 1000.0, 1000.0);
         let huge = [
             busy(System::HikkoshiHybrid, Workload::Huge, 9e3, 1.0, 1.0),

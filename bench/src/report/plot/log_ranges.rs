@@ -8,6 +8,7 @@ use crate::record::Run;
 use crate::report::medians::median;
 
 /// The medians of pre-copy.
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
 pub(super) fn log_ranges(runs: &[&Run]) -> Option<Chart> {
     let cases = cases(runs, |case| {
         case.system == System::HikkoshiPrecopy && matches!(case.workload, Workload::Written(_))
@@ -40,13 +41,13 @@ pub(super) fn log_ranges(runs: &[&Run]) -> Option<Chart> {
             "pages that were sent again because they were stale".to_owned(),
             x,
             ("pages", Scale::Linear),
-            of(&|run| run.report["stale_pages"].as_f64()),
+            of(&|run| Some(run.report.account()?.stale_pages? as f64)),
         ),
         panel(
             "pages sent in all".to_owned(),
             x,
             ("pages", Scale::Linear),
-            of(&|run| run.report["pages"]["precopy"].as_f64()),
+            of(&|run| Some(run.report.account()?.pages.precopy as f64)),
         ),
     ];
     let title = "Pre-copy with the dirty log taken in ranges: 1 Gbit/s".to_owned();
@@ -65,6 +66,7 @@ mod tests {
     use super::*;
     use crate::args::Args;
     use crate::plan::Plan;
+    use crate::record::test_report;
     use clap::Parser;
 
     #[test]
@@ -73,7 +75,7 @@ mod tests {
         let runs: Vec<_> = (plan.unwrap().cases.iter().zip(1..))
             .map(|(case, number)| {
                 let mut run = Run::new(case, 0);
-                run.report = serde_json::json!({"stale_pages": 60 / number});
+                run.report = test_report(|account| account.stale_pages = Some(60 / number));
                 run
             })
             .collect();

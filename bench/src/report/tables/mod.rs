@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use crate::meter::DiskOutcome;
     use crate::plan::{System, Variant};
-    use crate::record::test_run as run;
+    use crate::record::{test_report, test_run as run};
     use clap::Parser;
 
     fn text(runs: &[Run]) -> String {
@@ -134,7 +134,10 @@ mod tests {
             .map(|(case, (sent, stale))| {
                 let mut run = Run::new(case, 0);
                 run.rounds = Some(5);
-                run.report = serde_json::json!({"pages": {"precopy": sent}, "stale_pages": stale});
+                run.report = test_report(|account| {
+                    account.pages.precopy = sent;
+                    account.stale_pages = Some(stale);
+                });
                 run
             })
             .collect();

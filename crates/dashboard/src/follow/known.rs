@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use hikkoshi_status::{Continued, Map, Record, Recorder, Recording, Side};
+use hikkoshi_account::{Map, Side};
+use hikkoshi_status::{Continued, Record, Recorder, Recording};
 
 use super::events::recording_event;
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use hikkoshi_status::{Continued, Record, Recording, Side};
+use hikkoshi_account::Side;
+use hikkoshi_status::{Continued, Record, Recording};
 
 use super::events::{all_sent_event, gone_event, lost_event, status_event};
 use super::known::{Known, Whole};

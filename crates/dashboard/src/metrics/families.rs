@@ -1,6 +1,6 @@
 //! The metrics: names, types and meanings, and where their values are.
 
-use hikkoshi_status::{Converges, GuestAt, Phase, Side};
+use hikkoshi_account::{Converges, GuestAt, Phase, Side, Stage};
 
 use super::Migration;
 use super::family::{Family, Kind, family};
@@ -148,7 +148,7 @@ pub const FAMILIES: &[Family] = &[
         "1 for the recorded `stage` of the handover, 0 for the others: owned, committed, \
          handed_over, done at the source; receiving, ready, running, declined, complete at the \
          destination.",
-        |out, _, migrations| of_set(out, migrations, "stage", stages, |state| &state.stage),
+        |out, _, migrations| of_set(out, migrations, "stage", stages, |state| state.stage.name()),
     ),
     family(
         "hikkoshi_migration_guest_at",
@@ -222,7 +222,7 @@ pub const FAMILIES: &[Family] = &[
                     ("urgent", bytes.urgent),
                     ("background", bytes.background),
                     ("device_state", bytes.device_state),
-                    ("disks", bytes.disks),
+                    ("disks", bytes.disks.unwrap_or(0)),
                 ]
             });
         },
@@ -349,8 +349,9 @@ pub const FAMILIES: &[Family] = &[
          the source an acknowledgement); 0 while they are up.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
-                let present = state.outages.last().filter(|outage| outage.to_ms.is_none());
-                let lasted = present.map(|outage| state.at_ms.saturating_sub(outage.from_ms));
+                let lasted = state
+                    .outage()
+                    .map(|outage| state.at_ms.saturating_sub(outage.from_ms));
                 Some(milliseconds(lasted.unwrap_or(0)))
             });
         },
@@ -376,7 +377,7 @@ pub const FAMILIES: &[Family] = &[
         |out, _, migrations| {
             one(out, migrations, |it| {
                 let requests = &it.state.filter(|_| is_destination(it))?.requests;
-                (requests.count > 0).then_some(requests.max_us / 1e6)
+                (requests.count > 0).then_some(requests.max / 1e6)
             });
         },
     ),
@@ -400,15 +401,9 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-const SOURCE_STAGES: [&str; 4] = ["owned", "committed", "handed_over", "done"];
-const DESTINATION_STAGES: [&str; 5] = ["receiving", "ready", "running", "declined", "complete"];
-
 /// The stages of a side, as the handover's records name them.
 fn stages(side: Side) -> Vec<&'static str> {
-    match side {
-        Side::Source => SOURCE_STAGES.to_vec(),
-        Side::Destination => DESTINATION_STAGES.to_vec(),
-    }
+    Stage::all(side).into_iter().map(Stage::name).collect()
 }
 
 /// Rounds so far. `None`: not known, because this is the destination, or another engine had them.

@@ -13,7 +13,8 @@ mod text;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use hikkoshi_status::{Recording, State};
+use hikkoshi_account::State;
+use hikkoshi_status::Recording;
 
 use crate::follow::{Known, View};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hikkoshi_status::{DiskCopy, Requests, Side, State};
+use hikkoshi_account::{DiskCopy, LatencySummary, Side, State};
 
 use super::Migration;
 use super::text::{Exposition, bounded, count_value};
@@ -123,7 +123,7 @@ pub(super) fn of_set(
 }
 
 /// The latency of page requests, with the bounds of [`BOUNDS`].
-pub(super) fn latency(out: &mut Exposition, labels: &[(&str, &str)], requests: &Requests) {
+pub(super) fn latency(out: &mut Exposition, labels: &[(&str, &str)], requests: &LatencySummary) {
     let mut before = None;
     let buckets: Vec<(f64, u64)> = BOUNDS
         .map(|power| {
@@ -136,6 +136,6 @@ pub(super) fn latency(out: &mut Exposition, labels: &[(&str, &str)], requests: &
             (count_value(bound) / 1e6, count)
         })
         .collect();
-    let sum = requests.mean_us * count_value(requests.count) / 1e6;
+    let sum = requests.mean * count_value(requests.count) / 1e6;
     out.histogram(labels, &buckets, requests.count, sum);
 }

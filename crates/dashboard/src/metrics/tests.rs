@@ -1,6 +1,7 @@
 //! Values of all metrics, and their bounds.
 
-use hikkoshi_status::{Converges, Record, Recorder, Side};
+use hikkoshi_account::{Converges, Side};
+use hikkoshi_status::{Record, Recorder};
 
 use super::*;
 use crate::examples::{disks_state, end, migration, precopy_state, state};
@@ -208,7 +209,7 @@ fn what_is_not_known_is_not_a_zero() {
     // Another engine began the migration.
     let text = metrics_of(Side::Source, |migration, at_ms| {
         let mut resumed = state(migration, at_ms);
-        (resumed.repeats, resumed.pages.again) = (None, 0);
+        (resumed.repeats, resumed.pages.again) = (None, Some(0));
         resumed
     });
     assert_absent(&text, &["resent_pages_total"]);

@@ -1,8 +1,9 @@
 //! The recordings of one migration.
 
-use hikkoshi_status::{
-    End, GuestAt, Migration, Outage, Recording, Repeats, Requests, Side, State, Step, Unknown,
+use hikkoshi_account::{
+    Account, GuestAt, LatencySummary, Outage, Repeats, Side, State, SwitchoverStep,
 };
+use hikkoshi_status::{End, Migration, Recording, Unknown};
 
 use super::format::duration;
 
@@ -84,7 +85,7 @@ impl<'a> BothSides<'a> {
     }
 
     /// The latency of page requests, if there were any.
-    pub(super) fn requests(&self) -> Option<&'a Requests> {
+    pub(super) fn requests(&self) -> Option<&'a LatencySummary> {
         let requests = &self.state(Side::Destination)?.requests;
         (requests.count > 0).then_some(requests)
     }
@@ -107,8 +108,7 @@ impl<'a> BothSides<'a> {
     /// The number of rounds of pre-copy, with the last one in which the guest was paused.
     pub(super) fn rounds(&self) -> Option<u64> {
         let source = self.side(Side::Source)?;
-        let account = source.end.as_ref().and_then(|end| end.account.as_ref());
-        let counted = account.and_then(|account| account.get("rounds")?.as_u64());
+        let counted = account(source).map(|account| u64::from(account.rounds));
         let recorded = || {
             let state = source.state.as_ref()?;
             Some(u64::from(state.rounds.last()?.round))
@@ -117,7 +117,7 @@ impl<'a> BothSides<'a> {
     }
 
     /// The steps of the switchover at a side.
-    pub(super) fn switchover(&self, side: Side) -> &'a [Step] {
+    pub(super) fn switchover(&self, side: Side) -> &'a [SwitchoverStep] {
         let state = self
             .side(side)
             .and_then(|recording| recording.state.as_ref());
@@ -144,14 +144,18 @@ impl<'a> BothSides<'a> {
     /// its engine, and its total is that of the migration.
     pub(super) fn total_ms(&self) -> Option<u64> {
         let main = self.main()?;
-        let account = main.end.as_ref().and_then(|end| end.account.as_ref());
-        let of = |name: &str| account?.get(name)?.as_f64();
-        if let (Some(_), Some(total)) = (of("engine_ms"), of("total_ms")) {
+        if let Some(account) = account(main).filter(|account| account.is_resumed()) {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates.
-            return Some(total as u64);
+            return Some(account.total_ms as u64);
         }
         self.last_ms()
     }
+}
+
+/// The account of a migration that has succeeded.
+fn account(recording: &Recording) -> Option<&Account> {
+    let end = recording.end.as_ref()?;
+    Some(&end.account.as_ref()?.account)
 }
 
 /// How long the guest was paused, as one side has measured it.
@@ -178,11 +182,13 @@ pub(super) enum Bound {
 
 impl Downtime {
     fn of_recording(recording: &Recording) -> Option<Self> {
-        let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
-        let measured = |name: &str| account.and_then(|account| account.get(name)?.as_f64());
+        let account = account(recording);
         let state = recording.state.as_ref();
-        let ms = measured("downtime_ms").or_else(|| state?.downtime_ms)?;
-        let likely_ms = measured("likely_downtime_ms").or_else(|| state?.likely_downtime_ms);
+        let ms = account
+            .and_then(|it| it.downtime_ms)
+            .or_else(|| state?.downtime_ms)?;
+        let likely_ms = account.and_then(|it| it.likely_downtime_ms);
+        let likely_ms = likely_ms.or_else(|| state?.likely_downtime_ms);
         let is_paused = state.is_some_and(|state| state.guest_at == GuestAt::Paused);
         let bound = match recording.migration.side {
             _ if is_paused || !recording.knows(Unknown::Side) => Bound::None,

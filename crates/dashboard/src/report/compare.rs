@@ -1,6 +1,7 @@
 //! The summary: a table with one column for each migration, and bars that compare several.
 
-use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, State, Unknown};
+use hikkoshi_account::{LatencySummary, Pages, Repeated, Repeats, Side, State};
+use hikkoshi_status::Unknown;
 
 use super::bars;
 use super::both_sides::{BothSides, Bound, Downtime, outcome};
@@ -119,7 +120,7 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     rows.add("Bytes received", |m| Some(bytes(received(m)?)));
     rows.add("Bytes for disks", |m| {
         let state = only(m, Side::Source).or_else(|| only(m, Side::Destination))?;
-        (state.bytes.disks > 0).then(|| bytes(state.bytes.disks))
+        state.bytes.disks.filter(|sent| *sent > 0).map(bytes)
     });
     rows.add("Copied disks", copied_disks);
     rows.add("Rounds of pre-copy", |m| Some(count(m.rounds()?)));
@@ -160,15 +161,13 @@ fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
         Some(count(m.repeats()?.resent.pages))
     });
     rows.add("Page requests", |m| Some(count(m.requests()?.count)));
-    let mut latency = |name: &str, value: fn(&Requests) -> f64| {
+    let mut latency = |name: &str, value: fn(&LatencySummary) -> f64| {
         rows.add(name, |m| Some(micros(value(m.requests()?))));
     };
-    latency("Latency of page requests: mean", |requests| {
-        requests.mean_us
-    });
-    latency("… median", |requests| requests.p50_us);
-    latency("… 99th percentile", |requests| requests.p99_us);
-    latency("… slowest", |requests| requests.max_us);
+    latency("Latency of page requests: mean", |requests| requests.mean);
+    latency("… median", |requests| requests.p50);
+    latency("… 99th percentile", |requests| requests.p99);
+    latency("… slowest", |requests| requests.max);
     rows.rows
 }
 
@@ -194,12 +193,12 @@ fn only<'a>(migration: &BothSides<'a>, side: Side) -> Option<&'a State> {
 }
 
 fn sent(migration: &BothSides<'_>) -> Option<u64> {
-    Some(all_bytes(only(migration, Side::Source)?))
+    Some(only(migration, Side::Source)?.bytes.all())
 }
 
 /// `None` if it is known what was sent.
 fn received(migration: &BothSides<'_>) -> Option<u64> {
-    Some(all_bytes(only(migration, Side::Destination)?))
+    Some(only(migration, Side::Destination)?.bytes.all())
 }
 
 /// `vda 20 GiB, vdb 1 GiB (not complete)`: the disks that were copied.
@@ -210,18 +209,6 @@ fn copied_disks(migration: &BothSides<'_>) -> Option<String> {
         format!("{} {}{end}", disk.name, bytes(disk.copied_bytes))
     });
     (!disks.is_empty()).then(|| each.collect::<Vec<_>>().join(", "))
-}
-
-fn all_bytes(state: &State) -> u64 {
-    let bytes = &state.bytes;
-    let all = [
-        bytes.precopy,
-        bytes.urgent,
-        bytes.background,
-        bytes.device_state,
-        bytes.disks,
-    ];
-    all.into_iter().fold(0, u64::saturating_add)
 }
 
 fn outages(migration: &BothSides<'_>) -> Option<String> {
@@ -260,7 +247,7 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
         chart("Bytes sent", of(&|m| Some(sent(m)? as f64)), &bytes_of),
         chart(
             "99th percentile of the latency of page requests",
-            of(&|m| Some(m.requests()?.p99_us)),
+            of(&|m| Some(m.requests()?.p99)),
             &micros,
         ),
     ]

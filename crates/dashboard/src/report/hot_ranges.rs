@@ -128,7 +128,8 @@ fn cell(memory: &Memory, number: u64) -> Cell<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_status::{GuestRange, Migration, Side, VERSION};
+    use hikkoshi_account::Side;
+    use hikkoshi_status::{GuestRange, Migration, VERSION};
 
     const CELL: u64 = 512 * 4096;
 

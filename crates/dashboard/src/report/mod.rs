@@ -110,7 +110,8 @@ fn footer() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_status::{Block, End, Memory, Migration, Side, VERSION};
+    use hikkoshi_account::{Side, Statistics};
+    use hikkoshi_status::{Block, End, Memory, Migration, VERSION};
     use ring::digest::{SHA256, digest};
 
     const HOSTILE: &str = "</script><script>alert(1)</script><!--\"'&";
@@ -198,6 +199,9 @@ mod tests {
     /// Its times are those of its last engine.
     #[test]
     fn the_total_of_a_resumed_migration_is_that_of_all_engines() {
+        let text = include_str!("../../../account/tests/account.json");
+        let mut account: Box<Statistics> = serde_json::from_str(text).unwrap();
+        account.account.total_ms = 90_000.5;
         let mut recordings = [recording(Side::Source, "web")];
         recordings[0].end = Some(End {
             at_ms: 4000,
@@ -205,14 +209,14 @@ mod tests {
             reason: "moved".into(),
             message: String::new(),
             next: None,
-            account: Some(serde_json::json!({ "total_ms": 90_000.5 })),
+            account: Some(account.clone()),
         });
         let times = |recordings: &[Recording]| {
             let migration = &both_sides::group(recordings)[0];
             (migration.last_ms(), migration.total_ms())
         };
         assert_eq!(times(&recordings), (Some(4000), Some(4000)));
-        let account = serde_json::json!({ "total_ms": 90_000.5, "engine_ms": 4000.5 });
+        account.account.engine_ms = Some(4000.5);
         recordings[0].end.as_mut().unwrap().account = Some(account);
         assert_eq!(times(&recordings), (Some(4000), Some(90_000)));
     }

@@ -1,7 +1,8 @@
 //! The tables of one migration, for a browser without scripts. With scripts the views show the same
 //! and more (`web/js/views/`).
 
-use hikkoshi_status::{Recording, Repeats, Side, Unknown};
+use hikkoshi_account::{Repeats, Side};
+use hikkoshi_status::{Recording, Unknown};
 
 use super::both_sides::{BothSides, outcome};
 use super::format::{
@@ -103,8 +104,8 @@ fn switchover(migration: &BothSides<'_>) -> Option<String> {
         let mut table = Table::new(&caption, &columns);
         let mut before = 0.0_f64;
         for step in steps {
-            let took = (step.after_pause_ms - before).max(0.0);
-            before = before.max(step.after_pause_ms);
+            let took = (step.at_ms - before).max(0.0);
+            before = before.max(step.at_ms);
             table.row(&[&*step.step, &duration(took), &duration(before)]);
         }
         html.push_str(&table.finish());

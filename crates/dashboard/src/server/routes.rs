@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hikkoshi_status::{End, Migration, Phase};
+use hikkoshi_account::Phase;
+use hikkoshi_status::{End, Migration};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use hyper::header::{ALLOW, HeaderValue};

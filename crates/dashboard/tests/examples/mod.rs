@@ -1,9 +1,11 @@
 //! Migrations for tests, as an engine records them.
 
-use hikkoshi_status::{
-    Block, Bytes, Converges, DiskCopy, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage,
-    Pages, Phase, Repeated, Repeats, Requests, Round, Side, State, TimeLeft,
+use hikkoshi_account::{
+    Bucket, Bytes, Converges, DiskCopy, GuestAt, LatencySummary, Map, Outage, Pages, Phase,
+    Repeated, Repeats, Round, Side, Stage, State, TimeLeft,
 };
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_status::{Block, End, Memory, Migration};
 
 /// A guest with this many cells of 2 MiB. `number` tells migrations apart, and orders them.
 pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
@@ -41,14 +43,14 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
     let cells = migration.memory.cells();
     let cell = |times: u64| (0..cells).map(|cell| (cell * times) % 512).collect();
     let is_source = migration.side == Side::Source;
-    let requests = Requests {
+    let requests = LatencySummary {
         count: 110,
-        mean_us: 200.0,
-        p50_us: 60.0,
-        p99_us: 900.0,
-        max_us: 1900.0,
+        mean: 200.0,
+        p50: 60.0,
+        p99: 900.0,
+        max: 1900.0,
         histogram: [(8, 10), (64, 50), (128, 0), (1024, 40), (2048, 10)]
-            .map(|(le_us, count)| LatencyBucket { le_us, count })
+            .map(|(le_us, count)| Bucket { le_us, count })
             .to_vec(),
     };
     let round = |round: u32| Round {
@@ -63,25 +65,31 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
     State {
         at_ms,
         phase: Phase::Postcopy,
-        round: 0,
         done_pages: 256,
         total_pages: 1024,
-        stage: if is_source { "handed_over" } else { "running" }.into(),
-        peer_stage: if is_source { "running" } else { "committed" }.into(),
+        stage: match is_source {
+            true => Stage::Source(SourceStage::HandedOver),
+            false => Stage::Destination(DestinationStage::Running),
+        },
+        peer_stage: match is_source {
+            true => Stage::Destination(DestinationStage::Running),
+            false => Stage::Source(SourceStage::Committed),
+        },
         guest_at: GuestAt::Destination,
         pages: Pages {
             precopy: 1001,
             zero: 1002,
             urgent: 1003,
             background: 1004,
-            again: if is_source { 1005 } else { 0 },
+            guest: 0,
+            again: Some(if is_source { 1005 } else { 0 }),
         },
         bytes: Bytes {
             precopy: 2001,
             urgent: 2002,
             background: 2003,
             device_state: 2004,
-            disks: 2005,
+            disks: Some(2005),
         },
         disks: match is_source {
             true => [("vda", 5005, true), ("vdb", 1005, false)]
@@ -102,24 +110,20 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             ..Repeats::default()
         }),
         bytes_per_second: 3001.5,
-        dirty_pages_per_second: None,
-        limits: None,
         time_left: Some(TimeLeft {
             low_s: 1.5,
             likely_s: 2.5,
             high_s: None,
         }),
-        converges: None,
         missing_pages: Some(4001),
         waiting_pages: if is_source { 0 } else { 4002 },
         requests: if is_source {
-            Requests::default()
+            LatencySummary::default()
         } else {
             requests
         },
         downtime_ms: Some(12.5),
         likely_downtime_ms: Some(10.5),
-        switchover: Vec::new(),
         rounds: match is_source {
             true => (1..=3).map(round).collect(),
             false => Vec::new(),
@@ -145,6 +149,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             rated_pages: Some(0),
             ..Map::default()
         },
+        ..State::new(migration.side)
     }
 }
 
@@ -165,15 +170,21 @@ pub(crate) fn precopy_state(migration: &Migration, at_ms: u64) -> State {
         round: if is_source { 3 } else { 0 },
         done_pages: of_source(256),
         total_pages: of_source(1024),
-        stage: if is_source { "owned" } else { "receiving" }.into(),
-        peer_stage: if is_source { "receiving" } else { "owned" }.into(),
+        stage: match is_source {
+            true => Stage::Source(SourceStage::Owned),
+            false => Stage::Destination(DestinationStage::Receiving),
+        },
+        peer_stage: match is_source {
+            true => Stage::Destination(DestinationStage::Receiving),
+            false => Stage::Source(SourceStage::Owned),
+        },
         guest_at: GuestAt::Source,
         dirty_pages_per_second: is_source.then_some(3002.5),
         time_left: after.time_left.filter(|_| is_source),
         converges: is_source.then_some(Converges::Yes),
         missing_pages: None,
         waiting_pages: 0,
-        requests: Requests::default(),
+        requests: LatencySummary::default(),
         downtime_ms: None,
         rounds,
         outages: Vec::new(),

@@ -5,8 +5,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use hikkoshi_account::State;
 use hikkoshi_status::{
-    End, Entry, Migration, Record, Recorder, Recording, State, StatusFolder, StatusServer,
+    End, Entry, Migration, Record, Recorder, Recording, StatusFolder, StatusServer,
 };
 
 /// A thread that serves a status socket.

@@ -3,8 +3,9 @@
 use std::fs;
 use std::time::Duration;
 
+use hikkoshi_account::{Map, Side};
 use hikkoshi_dashboard::Limits;
-use hikkoshi_status::{Map, Record, Recording, Side};
+use hikkoshi_status::{Record, Recording};
 
 use crate::client::Client;
 use crate::engine::Engine;

@@ -6,11 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use hikkoshi_account::Side;
 use hikkoshi_dashboard::{
     BindError, CONTENT_SECURITY_POLICY, Listen, Options, Server, served_report_policy,
 };
 use hikkoshi_linux::CancelFlag;
-use hikkoshi_status::{Side, StatusFolder};
+use hikkoshi_status::StatusFolder;
 
 use crate::client::Client;
 use crate::engine::Engine;

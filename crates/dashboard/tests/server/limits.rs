@@ -3,8 +3,8 @@
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
+use hikkoshi_account::Side;
 use hikkoshi_dashboard::Limits;
-use hikkoshi_status::Side;
 
 use crate::client::Client;
 use crate::engine::Engine;

@@ -10,7 +10,8 @@ use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_wire::{NetworkFrame, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
-use crate::network_frames::{FrameDelivery, FramesAccount, KeptFrame};
+use crate::network_frames::{FrameDelivery, KeptFrame};
+use crate::report::FramesAccount;
 
 /// The most bytes that are kept until the guest runs, each frame counted with its overhead.
 const MAX_KEPT_BYTES: usize = 8 << 20;

@@ -21,7 +21,7 @@ use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::incoming::incoming_migration::IncomingMigration;
 use crate::destination::incoming::offer::AcceptedOffer;
 use crate::guest::DestinationGuest;
-use crate::report::{Account, Live, LiveStart};
+use crate::report::{Account, Live, LiveStart, Stage};
 
 /// Receives the guest that was offered by the source at `peer`.
 pub(crate) fn receive_guest(
@@ -45,7 +45,7 @@ pub(crate) fn receive_guest(
     };
     let live = Arc::new(Live::new(LiveStart {
         id: record.id,
-        stage: (&record).into(),
+        stage: Stage::Destination(record.stage),
         resumed: false,
         mode: record.mode,
         peer,

@@ -10,7 +10,7 @@ use crate::destination::handover_driver::run_to_end::finish_handover;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::session::Channel;
 use crate::guest::DestinationGuest;
-use crate::report::{Account, Live, LiveStart};
+use crate::report::{Account, Live, LiveStart, Stage};
 use hikkoshi_handover::{
     DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
 };
@@ -42,7 +42,7 @@ pub(crate) fn resume(
     let postcopy = record.postcopy;
     let live = Arc::new(Live::new(LiveStart {
         id: record.id,
-        stage: (&record).into(),
+        stage: Stage::Destination(record.stage),
         resumed: true,
         mode: record.mode,
         // It connects later.

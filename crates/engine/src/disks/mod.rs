@@ -47,16 +47,3 @@ pub struct DiskContent {
     /// The others, for people.
     pub unknown: Vec<String>,
 }
-
-/// How far the copy of a disk is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskProgress {
-    /// The disk, for people.
-    pub name: String,
-    /// Bytes that are copied.
-    pub copied: u64,
-    /// Bytes to copy, as far as they are known: grows with what the guest writes meanwhile.
-    pub total: u64,
-    /// Whether both disks have the same content, and each write of the guest reaches both.
-    pub in_sync: bool,
-}

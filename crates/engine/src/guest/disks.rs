@@ -5,8 +5,9 @@ use hikkoshi_wire::GuestDisks;
 
 #[cfg(doc)]
 use super::{DestinationGuest, SourceGuest};
-use crate::disks::{DiskComparison, DiskConnection, DiskContent, DiskProgress};
+use crate::disks::{DiskComparison, DiskConnection, DiskContent};
 use crate::guest_error::GuestError;
+use crate::report::DiskCopy;
 
 /// The disks of a guest that is to be moved away. The machine itself copies those that are to be
 /// copied, over connections that the engine carries.
@@ -53,7 +54,7 @@ pub trait SourceDisks {
     fn content(&mut self) -> Result<DiskContent, GuestError>;
 
     /// How far the copies are; an error says why one has failed. Called a few times a second.
-    fn progress(&mut self) -> Result<Vec<DiskProgress>, GuestError>;
+    fn progress(&mut self) -> Result<Vec<DiskCopy>, GuestError>;
 
     /// Ends the copies of a guest that was [paused](SourceGuest::pause): both sides' disks have the
     /// same content when this returns. Fails if one is not complete. Ends early, with an error,

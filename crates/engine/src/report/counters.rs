@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::report::{Bytes, Drains, Pages, RepeatCounters};
+use hikkoshi_account::{Bytes, Drains, Pages};
+
+use crate::report::RepeatCounters;
 
 /// Pages and bytes so far. Each field has one or more writers and only grows; readers need a recent
 /// value only, so `Relaxed` is enough.
@@ -71,6 +73,7 @@ impl Counters {
             urgent: self.urgent.load(Relaxed),
             background: self.background.load(Relaxed),
             guest,
+            again: None,
         }
     }
 
@@ -94,6 +97,11 @@ impl Counters {
         })
     }
 
+    /// Bytes of the disks' connections, from the source to the destination; `None`: none.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        Some(self.disk_bytes.load(Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
     /// Stale pages.
     pub fn stale(&self) -> u64 {
         self.stale.load(Relaxed)
@@ -111,6 +119,7 @@ impl Counters {
             urgent: self.urgent_bytes.load(Relaxed),
             background: self.background_bytes.load(Relaxed),
             device_state: self.device_state_bytes.load(Relaxed),
+            disks: None,
         }
     }
 }

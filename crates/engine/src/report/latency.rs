@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use hikkoshi_wire::RequestSummary;
+use hikkoshi_account::{Bucket, LatencySummary};
 
 /// The longest latency that is recorded, a week: longer ones count as this. A request waits over an
 /// outage, and `--retry-for` has no limit.
@@ -19,32 +19,6 @@ impl Default for Latency {
         #[allow(clippy::expect_used)] // Constants that hdrhistogram accepts.
         Self(Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("valid bounds"))
     }
-}
-
-/// The requests that took at most `le_us`, and longer than the bucket before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bucket {
-    /// Upper bound, in µs: a power of two.
-    pub le_us: u64,
-    /// Requests in the bucket.
-    pub count: u64,
-}
-
-/// A distribution of latencies, in µs.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct LatencySummary {
-    /// Number of requests.
-    pub count: u64,
-    /// Their mean.
-    pub mean: f64,
-    /// The median.
-    pub p50: f64,
-    /// The 99th percentile.
-    pub p99: f64,
-    /// The slowest.
-    pub max: f64,
-    /// Power-of-two buckets from the first to the last that is not empty.
-    pub histogram: Vec<Bucket>,
 }
 
 impl Latency {
@@ -91,53 +65,10 @@ impl Latency {
     }
 }
 
-impl From<&LatencySummary> for RequestSummary {
-    /// In nanoseconds, as on the wire.
-    fn from(summary: &LatencySummary) -> Self {
-        // Times are positive and far below 2^64 ns.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let ns = |us: f64| (us * 1000.0).round() as u64;
-        let mut buckets = Vec::new();
-        for bucket in &summary.histogram {
-            buckets.resize(bucket.le_us.ilog2() as usize, 0);
-            buckets.push(bucket.count);
-        }
-        Self {
-            count: summary.count,
-            mean_ns: ns(summary.mean),
-            p50_ns: ns(summary.p50),
-            p99_ns: ns(summary.p99),
-            max_ns: ns(summary.max),
-            buckets,
-        }
-    }
-}
-
-impl From<RequestSummary> for LatencySummary {
-    fn from(sent: RequestSummary) -> Self {
-        #[allow(clippy::cast_precision_loss)]
-        let us = |ns: u64| ns as f64 / 1000.0;
-        let buckets = sent.buckets.iter().enumerate();
-        Self {
-            count: sent.count,
-            mean: us(sent.mean_ns),
-            p50: us(sent.p50_ns),
-            p99: us(sent.p99_ns),
-            max: us(sent.max_ns),
-            histogram: buckets
-                .map(|(power, &count)| Bucket {
-                    le_us: 1 << power.min(63),
-                    count,
-                })
-                .skip_while(|bucket| bucket.count == 0)
-                .collect(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::on_wire::{latency_received, latency_sent};
 
     #[test]
     fn sums_up() {
@@ -168,8 +99,7 @@ mod tests {
         assert!((longest - 1.0).abs() < 0.01, "{longest}");
         let total: u64 = latency.summary().histogram.iter().map(|b| b.count).sum();
         assert_eq!(total, 5);
-        let sent = RequestSummary::from(&latency.summary());
-        let back = LatencySummary::from(sent);
+        let back = latency_received(latency_sent(&latency.summary()));
         assert_eq!(back.histogram, latency.summary().histogram);
         assert_eq!(back.count, 5);
     }

@@ -1,33 +1,33 @@
-//! What a migration does, in numbers: counters ([`Counters`], [`Latency`]), the state while it runs
-//! ([`Live`], [`Snapshot`]), and the account at the end ([`Account`]).
+//! What a migration does, in numbers: counters ([`Counters`], [`Latency`]), and the state while it
+//! runs ([`Live`], [`Snapshot`]). What they are is defined in [`hikkoshi_account`].
 
 mod account;
-mod asynchronous_faults;
 mod counters;
-mod faults;
 mod latency;
 mod live;
 mod observer;
+mod on_wire;
 mod repeats;
 mod stages;
 mod switchover;
 mod tracker;
 
-pub use account::{Account, Bytes, Drains, GuestState, Pages};
-pub(crate) use account::{millis, total_ms};
-pub use asynchronous_faults::AsynchronousFaults;
-pub use counters::Counters;
-pub use faults::{CollapseAccount, CollapseFailures, FaultKind, RequestStatistics, ThreadFaults};
-pub use latency::{Bucket, Latency, LatencySummary};
-pub use live::{
-    Cell, CellCounts, GuestAt, LatencyCounters, Live, MAX_CELLS, MemoryMap, Outage, RoundAccount,
-    Snapshot, Stage,
+pub use hikkoshi_account::{
+    Account, AsynchronousFaults, Bucket, Bytes, CollapseAccount, CollapseFailures, DiskCopy,
+    Drains, FaultKind, FramesAccount, GuestAt, GuestState, LatencySummary, Outage, Pages, Phase,
+    Repeated, Repeats, RequestStatistics, Round, Stage, Stages, State, SwitchoverStep,
+    ThreadFaults,
 };
+
+pub(crate) use account::{guest_state, millis, total_ms, whole_millis};
+pub use counters::Counters;
+pub use latency::Latency;
+pub use live::{Cell, CellCounts, LatencyCounters, Live, MAX_CELLS, MemoryMap, Snapshot};
 pub(crate) use live::{LiveStart, MissingAndRequested, MissingRanges};
 pub use observer::{Observer, Silent};
+pub(crate) use on_wire::{add_measures, latency_received, latency_sent, measures};
 pub(crate) use repeats::Repeat;
-pub use repeats::{RepeatCounters, Repeated, Repeats};
-pub use stages::{RequestLatencies, RequestTimeline, Stages};
-pub use switchover::SwitchoverStep;
+pub use repeats::RepeatCounters;
+pub use stages::{RequestLatencies, RequestTimeline};
 pub(crate) use switchover::SwitchoverSteps;
-pub use tracker::{Phase, Tracker};
+pub use tracker::Tracker;

@@ -25,7 +25,7 @@ use crate::report::Live;
 /// impl Meter {
 ///     /// Bytes sent so far in pre-copy.
 ///     fn bytes(&self) -> Option<u64> {
-///         Some(self.live.get()?.snapshot().bytes.precopy)
+///         Some(self.live.get()?.snapshot().state.bytes.precopy)
 ///     }
 /// }
 ///

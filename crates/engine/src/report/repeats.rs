@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use hikkoshi_account::{Repeated, Repeats};
 use hikkoshi_pages::PAGE_BYTES;
 
 /// Why a page is sent again.
@@ -17,31 +18,6 @@ pub(crate) enum Repeat {
     Resent,
     /// See [`Repeats::requested`].
     Requested,
-}
-
-/// Pages that were sent again for one reason: every sending of a page but its first one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Repeated {
-    /// Pages, with their content or as a mark.
-    pub pages: u64,
-    /// Bytes of their content, without frame headers.
-    pub bytes: u64,
-}
-
-/// Pages that were sent more than once, by the reason.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Repeats {
-    /// Sent again in pre-copy: the guest had written to them, as the dirty log reported.
-    pub precopy: Repeated,
-    /// Sent in pre-copy, and again in post-copy, because the guest had written to them.
-    pub stale: Repeated,
-    /// Sent in pre-copy, and again in post-copy, because the guest had written to another page of
-    /// the same host page of the destination, which was dropped as a whole.
-    pub host_page: Repeated,
-    /// Sent in post-copy, and again after the links were lost: they had not arrived.
-    pub resent: Repeated,
-    /// Pages of firmware and devices that were sent before *commit*, and also requested.
-    pub requested: Repeated,
 }
 
 /// Counts [`Repeats`].

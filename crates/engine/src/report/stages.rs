@@ -1,9 +1,10 @@
 //! The stages of a page request's time.
 
-use hikkoshi_wire::StageSummary;
 use std::time::Duration;
 
-use crate::report::{Latency, LatencySummary};
+use hikkoshi_account::{LatencySummary, Stages};
+
+use crate::report::Latency;
 
 /// The times of one page request, in nanoseconds of one clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,39 +70,6 @@ impl RequestLatencies {
     }
 }
 
-/// The stages of page requests, one after another, in µs.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Stages {
-    /// From reading the fault to passing the request to the kernel: the destination's own work, and
-    /// waiting for other faults of the same batch.
-    pub fault_to_request: LatencySummary,
-    /// From there to having read the page: the network, the source, and waiting for a processor on
-    /// either side.
-    pub request_to_page: LatencySummary,
-    /// From there to having installed it.
-    pub page_to_installed: LatencySummary,
-}
-
-impl From<&Stages> for StageSummary {
-    fn from(stages: &Stages) -> Self {
-        Self {
-            fault_to_request: (&stages.fault_to_request).into(),
-            request_to_page: (&stages.request_to_page).into(),
-            page_to_installed: (&stages.page_to_installed).into(),
-        }
-    }
-}
-
-impl From<StageSummary> for Stages {
-    fn from(sent: StageSummary) -> Self {
-        Self {
-            fault_to_request: sent.fault_to_request.into(),
-            request_to_page: sent.request_to_page.into(),
-            page_to_installed: sent.page_to_installed.into(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +99,5 @@ mod tests {
         assert!(near(stages.fault_to_request.mean, 5.5), "{stages:?}");
         assert!(near(stages.request_to_page.max, 50.0), "{stages:?}");
         assert!(near(stages.page_to_installed.p50, 2.0), "{stages:?}");
-        let sent = StageSummary::from(&stages);
-        assert_eq!(Stages::from(sent).request_to_page.count, 2);
     }
 }

@@ -3,15 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A step of the switchover that is done.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SwitchoverStep {
-    /// What was done.
-    pub step: &'static str,
-    /// When it was done: milliseconds after the guest stopped, or, at the destination, after the
-    /// first message that the source sent since then.
-    pub at_ms: f64,
-}
+use hikkoshi_account::SwitchoverStep;
 
 /// Records the steps of one side.
 #[derive(Debug, Default)]
@@ -86,7 +78,10 @@ impl SwitchoverSteps {
         let mut recorded = self.lock();
         if let Some(zero) = recorded.zero {
             let at_ms = at.saturating_duration_since(zero).as_secs_f64() * 1e3;
-            recorded.steps.push(SwitchoverStep { step, at_ms });
+            recorded.steps.push(SwitchoverStep {
+                step: step.into(),
+                at_ms,
+            });
             tracing::debug!(step, at_ms, "switchover");
         }
     }
@@ -113,7 +108,8 @@ mod tests {
         let zero = Instant::now();
         steps.begin(zero);
         steps.done_at("paused", zero + Duration::from_millis(2));
-        let [step] = steps.all()[..] else {
+        let all = steps.all();
+        let [step] = &all[..] else {
             panic!("one step");
         };
         assert_eq!(step.step, "paused");

@@ -3,18 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// The phase that a migration is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// Links are opened, machines are compared, disks are copied.
-    Connecting,
-    /// Pages are sent while the guest runs at the source.
-    Precopy,
-    /// The guest is paused.
-    Switchover,
-    /// The guest runs at the destination, pages follow.
-    Postcopy,
-}
+use hikkoshi_account::Phase;
 
 /// Counts the pages of the present phase.
 #[derive(Debug)]

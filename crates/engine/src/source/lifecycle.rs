@@ -9,7 +9,9 @@ use hikkoshi_handover::{Outcome, RecordedSource, SourceRecord, SourceStage};
 use hikkoshi_link::{Remote, UrgentActivity};
 
 use crate::guest::SourceGuest;
-use crate::report::{Account, GuestState, Live, LiveStart, RequestStatistics, millis, total_ms};
+use crate::report::{
+    Account, Live, LiveStart, RequestStatistics, Stage, guest_state, millis, total_ms,
+};
 use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
@@ -42,7 +44,7 @@ pub(crate) fn with_context(
     let ram = guest.ram();
     let live = Arc::new(Live::new(LiveStart {
         id: start.record.id,
-        stage: (&start.record).into(),
+        stage: Stage::Source(start.record.stage),
         resumed: start.resumed,
         mode: start.record.mode,
         peer: start.remote.address.to_string(),
@@ -124,14 +126,12 @@ pub(crate) fn with_context(
                     Report::new(&error)
                 ));
             }
-            let (repeats, round_accounts, outages) = shared.live.history();
+            let (repeats, rounds_detail, outages) = shared.live.history();
             let history = machine.record().history;
+            let state = guest_state(guest.describe().running, Some(handover.shut_down));
             Ok(Account {
-                mode: options.mode,
-                guest_state: GuestState::new(guest.describe().running, Some(handover.shut_down)),
-                resumed,
                 total_ms: total_ms(begun, resumed.then_some(&history)),
-                engine_ms: total_ms(begun, None),
+                engine_ms: resumed.then(|| total_ms(begun, None)),
                 downtime_ms: history.downtime.map(millis),
                 likely_downtime_ms: history.likely_downtime.map(millis),
                 switchover: shared.steps.all(),
@@ -140,24 +140,21 @@ pub(crate) fn with_context(
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
                 repeats,
-                round_accounts,
+                rounds_detail,
                 outages,
                 stale_pages: shared.options.log_ranges.map(|_| shared.counters.stale()),
                 disks: shared.live.disks(),
-                disk_bytes: shared
-                    .counters
-                    .disk_bytes
-                    .load(std::sync::atomic::Ordering::Relaxed),
+                disk_bytes: shared.counters.disk_bytes(),
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
                     ..handover.requests
                 },
                 frames: handover.frames,
-                collapse: None,
                 source_private_bytes: shared.private_blocks().map(|private| private.bytes),
                 asynchronous_faults: guest.asynchronous_faults(),
                 left_to_do: handover.left_to_do,
+                ..Account::new(options.mode, state)
             })
         }
         Err(mut error) => {

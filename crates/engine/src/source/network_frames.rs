@@ -10,7 +10,8 @@ use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Stream};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_wire::{MAX_NETWORK_FRAMES, ToDestination, ToSource};
 
-use crate::network_frames::{FrameCapture, FramesAccount, KeptFrame};
+use crate::network_frames::{FrameCapture, KeptFrame};
+use crate::report::FramesAccount;
 
 /// The most frames, and bytes in them, that are sent. More are dropped: they would delay the
 /// guest's pages. 4 MiB take 34 ms at 1 Gbit/s.

@@ -1,7 +1,7 @@
 //! What an observer can read of a migration.
 
 use hikkoshi_engine::Mode;
-use hikkoshi_engine::report::{CellCounts, GuestAt, Live, Phase, Stage};
+use hikkoshi_engine::report::{CellCounts, GuestAt, Live, Pages, Phase, Stage};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 
 use crate::run::Setup;
@@ -34,19 +34,27 @@ fn both_sides_show_what_has_happened() {
         assert_eq!(source.name(), destination.name(), "the same migration");
         assert!(!source.is_resumed() && source.mode() == mode);
         let (here, there) = (source.snapshot(), destination.snapshot());
+        assert!(here.waiting.is_empty() && there.waiting.is_empty());
+        let (here, there) = (here.state, there.state);
         assert_eq!(here.stage, Stage::Source(SourceStage::Done));
         assert_eq!(there.stage, Stage::Destination(DestinationStage::Complete));
         for state in [&here, &there] {
             assert_eq!(state.guest_at, GuestAt::Destination);
-            assert!(state.downtime.is_some_and(|downtime| !downtime.is_zero()));
-            assert!(state.waiting.is_empty() && state.outages.is_empty());
+            assert!(state.downtime_ms > Some(0.0));
+            assert!(state.waiting_pages == 0 && state.outages.is_empty());
         }
-        let downtime = here.downtime.unwrap().as_secs_f64() * 1e3;
+        let downtime = here.downtime_ms.unwrap();
         assert!(
             (downtime - account.downtime_ms.unwrap()).abs() < 0.01,
             "{downtime}"
         );
-        assert_eq!(here.pages, account.pages);
+        let sent_again = here.repeats.map(|repeats| repeats.precopy.pages);
+        assert_eq!(here.pages.again, sent_again);
+        let pages = Pages {
+            again: None,
+            ..here.pages
+        };
+        assert_eq!(pages, account.pages);
         assert_eq!((here.repeats, there.repeats), (account.repeats, None));
         let (sent, received) = (sum(source), sum(destination));
         let pages = source.layout().pages();
@@ -60,19 +68,22 @@ fn both_sides_show_what_has_happened() {
             assert!(again <= sent.dirty, "{sent:?}");
             // Holes of the first round that were written later were not sent before.
             assert!(here.repeats.unwrap().precopy.pages <= again);
-            assert!(!here.rounds.is_empty() && here.rounds[0].ended.is_some());
+            assert!(!here.rounds.is_empty() && here.rounds[0].ended_ms.is_some());
             let rounds: u64 = here.rounds.iter().map(|r| r.pages + r.zero).sum();
             assert!(rounds >= pages && rounds <= sent.copied, "{rounds}");
         }
         if mode == Mode::Precopy {
-            assert_eq!((here.phase, here.missing), (Phase::Switchover, None));
+            assert_eq!((here.phase, here.missing_pages), (Phase::Switchover, None));
             assert_eq!((sent.urgent, sent.background), (0, 0));
         } else {
             assert_eq!(
                 (here.phase, there.phase),
                 (Phase::Postcopy, Phase::Postcopy)
             );
-            assert_eq!((here.missing, there.missing), (Some(0), Some(0)));
+            assert_eq!(
+                (here.missing_pages, there.missing_pages),
+                (Some(0), Some(0))
+            );
             assert_eq!(
                 (sent.urgent, sent.background),
                 (received.urgent, received.background)

@@ -1,7 +1,8 @@
 //! Frames that arrive for the guest during the switchover: they are delivered in order, and what is
 //! over the limits is counted and dropped.
 
-use hikkoshi_engine::{FramesAccount, Mode};
+use hikkoshi_engine::Mode;
+use hikkoshi_engine::report::FramesAccount;
 
 use crate::memory::{MIB, SMALL, layout};
 use crate::network::{Burst, Received};

@@ -326,14 +326,14 @@ fn both_sides_count_the_pages_of_the_whole_postcopy_after_links_were_lost() {
     assert!(owed > 0);
     for live in live {
         let live = live.get().unwrap();
-        let last = live.snapshot();
+        let last = live.snapshot().state;
         assert_eq!(last.phase, Phase::Postcopy);
         assert_eq!(last.done_pages, last.total_pages);
         assert!(last.total_pages > owed, "not only those after the outage");
-        assert_eq!(last.missing, Some(0));
+        assert_eq!(last.missing_pages, Some(0));
         assert_eq!(last.guest_at, GuestAt::Destination);
         assert!(
-            matches!(last.outages[..], [Outage { from, to: Some(to), until: None }] if from <= to && to <= last.at),
+            matches!(last.outages[..], [Outage { from_ms, to_ms: Some(to), until_ms: None }] if from_ms <= to && to <= last.at_ms),
             "{:?}",
             last.outages
         );

@@ -140,7 +140,7 @@ fn the_source_counts_what_it_sends_twice() {
         let counted = account.repeats.unwrap();
         let (expected, first) = seen.repeats(account.pages.guest);
         assert_eq!(counted, expected, "{mode:?}");
-        assert_eq!(live.get().unwrap().snapshot().repeats, Some(counted));
+        assert_eq!(live.get().unwrap().snapshot().state.repeats, Some(counted));
         assert_eq!(there.repeats, None, "only the source knows");
         let again = again_with_content(&counted);
         assert_eq!(with_content(&account), first + again);

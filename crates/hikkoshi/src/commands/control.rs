@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use hikkoshi_account::Side;
 use hikkoshi_control::{Command, ControlFolder, Outcome, Refusal, Set, send};
 use hikkoshi_engine::report::Live;
 use hikkoshi_linux::is_served;
-use hikkoshi_status::{Side, StatusFolder};
+use hikkoshi_status::StatusFolder;
 
 use crate::args::{Cancel, RunningMigration, SetLimits, Switch};
 use crate::commands::resume_command::resume_command;

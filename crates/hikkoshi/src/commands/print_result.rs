@@ -4,14 +4,15 @@ use std::io;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_engine::Account;
+use hikkoshi_account::{Account, Auto, SourceQuit, Statistics};
+use hikkoshi_status::Migration;
 use serde::Serialize;
 
 use crate::args::OutputOptions;
 use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::report::{self, SourceExtras, SourceQuit, Written};
+use crate::output::report;
 use crate::output::streams::{self, Lines};
 use crate::status::Session;
 
@@ -30,19 +31,33 @@ pub(super) fn print_moved(
     Ok(ExitStatus::Moved)
 }
 
+/// What only the source's command reports.
+#[derive(Debug, Default)]
+pub(super) struct SourceExtras {
+    /// Whether the source's QEMU was ended, if it was to be.
+    pub(super) quit: Option<SourceQuit>,
+    /// What `--mode auto` has chosen.
+    pub(super) auto: Option<Auto>,
+}
+
 /// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
 pub(super) fn print_result(
     account: &Account,
     session: &Session,
     what: &str,
     next: Option<&str>,
-    extras: SourceExtras<'_>,
+    extras: SourceExtras,
 ) -> Result<(), Exit> {
     let output = session.options();
     session.end_display();
     let migration = session.migration();
-    let result = Written::new(account, migration.as_ref(), extras);
-    session.set_account(result.value());
+    let result = Statistics {
+        account: account.clone(),
+        engine: migration.as_ref().map(Migration::engine_info),
+        quit: extras.quit,
+        auto: extras.auto,
+    };
+    session.set_account(result.clone());
     if !output.has_json_on_stdout() {
         let guest = migration.as_ref().map_or("", |migration| &migration.guest);
         let mut lines = vec![

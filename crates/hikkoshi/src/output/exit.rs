@@ -6,7 +6,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use error_reporter::Report;
-use hikkoshi_engine::report::GuestState;
+use hikkoshi_account::GuestState;
 use hikkoshi_handover::Outcome;
 use serde::Serialize;
 

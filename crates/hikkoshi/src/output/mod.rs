@@ -1,6 +1,5 @@
 //! What the program writes, and how it ends.
 
-pub(crate) mod account_report;
 pub(crate) mod check;
 pub(crate) mod colours;
 pub(crate) mod dirty_rate;

@@ -4,9 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hikkoshi_account::{Converges, DiskCopy, GuestAt, Outage, Phase, Stage, State, TimeLeft};
 use hikkoshi_engine::Observer;
 use hikkoshi_engine::report::Live;
-use hikkoshi_status::{Converges, DiskCopy, GuestAt, Outage, Phase, State, TimeLeft};
 use serde::Serialize;
 
 use crate::args::ProgressFormat;
@@ -154,8 +154,8 @@ pub(crate) struct ProgressReport<'a> {
     outage: Option<&'a Outage>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     disks: &'a [DiskCopy],
-    stage: &'a str,
-    peer_stage: &'a str,
+    stage: Stage,
+    peer_stage: Stage,
     downtime_ms: Option<f64>,
     likely_downtime_ms: Option<f64>,
     missing_pages: Option<u64>,
@@ -175,14 +175,14 @@ struct Requests {
 
 impl<'a> From<&'a State> for ProgressReport<'a> {
     fn from(state: &'a State) -> Self {
-        let (bytes, requests) = (&state.bytes, &state.requests);
+        let requests = &state.requests;
         Self {
             at_ms: state.at_ms,
             phase: state.phase,
             round: state.round,
             done_pages: state.done_pages,
             total_pages: state.total_pages,
-            bytes: bytes.precopy + bytes.urgent + bytes.background + bytes.disks,
+            bytes: state.bytes.of_pages_and_disks(),
             bytes_per_second: state.bytes_per_second,
             dirty_pages_per_second: state.dirty_pages_per_second,
             time_left: state.time_left,
@@ -190,18 +190,18 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             guest_at: state.guest_at,
             outage: state.outage(),
             disks: &state.disks,
-            stage: &state.stage,
-            peer_stage: &state.peer_stage,
+            stage: state.stage,
+            peer_stage: state.peer_stage,
             downtime_ms: state.downtime_ms,
             likely_downtime_ms: state.likely_downtime_ms,
             missing_pages: state.missing_pages,
             waiting_pages: state.waiting_pages,
             requests: Requests {
                 count: requests.count,
-                mean_us: requests.mean_us,
-                p50_us: requests.p50_us,
-                p99_us: requests.p99_us,
-                max_us: requests.max_us,
+                mean_us: requests.mean,
+                p50_us: requests.p50,
+                p99_us: requests.p99,
+                max_us: requests.max,
             },
         }
     }
@@ -210,41 +210,23 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use hikkoshi_status::{Bytes, Map, Pages, Requests};
+    use hikkoshi_account::Side;
 
     /// A state of pre-copy, at the source.
     pub(crate) fn at(done: u64, total: u64) -> State {
         State {
-            at_ms: 0,
             phase: Phase::Precopy,
             round: 3,
             done_pages: done,
             total_pages: total,
-            stage: "owned".into(),
-            peer_stage: "receiving".into(),
-            guest_at: GuestAt::Source,
-            pages: Pages::default(),
-            bytes: Bytes::default(),
-            disks: Vec::new(),
-            repeats: None,
             bytes_per_second: 123.4 * 1_048_576.0,
             dirty_pages_per_second: Some(2560.0),
-            limits: None,
             time_left: Some(TimeLeft {
                 low_s: 2.0,
                 likely_s: 3.5,
                 high_s: Some(9.0),
             }),
-            converges: None,
-            missing_pages: None,
-            waiting_pages: 0,
-            requests: Requests::default(),
-            downtime_ms: None,
-            likely_downtime_ms: None,
-            switchover: Vec::new(),
-            rounds: Vec::new(),
-            outages: Vec::new(),
-            map: Map::default(),
+            ..State::new(Side::Source)
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use hikkoshi_status::{Converges, GuestAt, Outage, Phase, State, TimeLeft, Unit};
+use hikkoshi_account::{Converges, GuestAt, Outage, Phase, Stage, State, TimeLeft, Unit};
 
 use crate::output::report::{mib, rate, seconds};
 use crate::output::stderr::ProgressBar;
@@ -237,10 +237,7 @@ fn tried_for(state: &State, outage: &Outage) -> String {
 }
 
 fn is_source(state: &State) -> bool {
-    matches!(
-        &*state.stage,
-        "owned" | "committed" | "handed_over" | "done"
-    )
+    matches!(state.stage, Stage::Source(_))
 }
 
 /// The pages that are missing.
@@ -251,15 +248,7 @@ fn missing(state: &State) -> String {
 
 /// What was sent, or has arrived.
 fn bytes(state: &State) -> String {
-    let bytes = &state.bytes;
-    let parts = [
-        bytes.precopy,
-        bytes.urgent,
-        bytes.background,
-        bytes.device_state,
-        bytes.disks,
-    ];
-    let bytes = parts.into_iter().fold(0, u64::saturating_add);
+    let bytes = state.bytes.all();
     #[allow(clippy::cast_precision_loss)]
     let size = match bytes {
         0 => return String::new(),
@@ -280,7 +269,7 @@ fn guest(state: &State) -> String {
         (Phase::Postcopy, Some(_), _) => {
             let faults = match state.requests.count {
                 0 => String::new(),
-                _ => format!(", faults {:.2} ms", state.requests.mean_us / 1e3),
+                _ => format!(", faults {:.2} ms", state.requests.mean / 1e3),
             };
             missing(state) + &faults
         }
@@ -321,7 +310,8 @@ fn left(state: &State) -> (String, String) {
 mod tests {
     use super::*;
     use crate::output::progress::tests::at;
-    use hikkoshi_status::DiskCopy;
+    use hikkoshi_account::DiskCopy;
+    use hikkoshi_handover::{DestinationStage, SourceStage};
 
     fn line(state: &State, columns: usize) -> String {
         ProgressLine::of("", state).text(columns)
@@ -379,9 +369,12 @@ mod tests {
         state.phase = Phase::Precopy;
         assert!(ProgressLine::of("", &state).in_full().contains("pages"));
         // A destination does not know of how many bytes.
-        (state.phase, state.stage) = (Phase::Disks, "receiving".into());
+        (state.phase, state.stage) = (
+            Phase::Disks,
+            Stage::Destination(DestinationStage::Receiving),
+        );
         state.disks.clear();
-        state.bytes.disks = 5 << 20;
+        state.bytes.disks = Some(5 << 20);
         (state.dirty_pages_per_second, state.time_left) = (None, None);
         let text = "copying disks: 123.4 MiB/s, 5.0 MiB received";
         assert_eq!(ProgressLine::of("", &state).in_full(), text);
@@ -421,7 +414,7 @@ mod tests {
     fn an_outage_is_shown_instead_of_a_rate() {
         let mut state = at(63, 100);
         (state.phase, state.missing_pages) = (Phase::Postcopy, Some(37));
-        (state.stage, state.waiting_pages) = ("running".into(), 3);
+        (state.stage, state.waiting_pages) = (Stage::Destination(DestinationStage::Running), 3);
         assert!(!ProgressLine::of("", &state).is_alarm());
         state.at_ms = 20_300;
         state.outages = vec![Outage {
@@ -449,14 +442,20 @@ mod tests {
     fn an_outage_in_the_switchover_says_that_the_guest_is_paused() {
         let mut state = at(0, 0);
         (state.guest_at, state.waiting_pages) = (GuestAt::Paused, 0);
-        for (stage, is) in [("ready", "is paused"), ("committed", "may be paused")] {
-            state.stage = stage.into();
+        for (stage, is) in [
+            (Stage::Destination(DestinationStage::Ready), "is paused"),
+            (Stage::Source(SourceStage::Committed), "may be paused"),
+        ] {
+            state.stage = stage;
             assert_eq!(
                 waits(&state),
                 format!("the guest {is} until there are links")
             );
         }
-        (state.guest_at, state.stage) = (GuestAt::Destination, "running".into());
+        (state.guest_at, state.stage) = (
+            GuestAt::Destination,
+            Stage::Destination(DestinationStage::Running),
+        );
         assert_eq!(waits(&state), "the guest waits for no page yet");
     }
 
@@ -489,7 +488,7 @@ mod tests {
             "pre-copy, round 3: 25 of 100 pages, 123.4 MiB/s, 5.0 MiB sent, dirty 10.0 MiB/s, \
              3.5 s left (2.0 s to 9.0 s)"
         );
-        state.stage = "receiving".into();
+        state.stage = Stage::Destination(DestinationStage::Receiving);
         let destination = ProgressLine::of("", &state).in_full();
         assert!(destination.contains(", 5.0 MiB received,"), "{destination}");
     }
@@ -524,7 +523,7 @@ mod tests {
     fn a_destination_has_no_round_and_no_percentage() {
         let mut state = at(0, 0);
         state.round = 0;
-        state.stage = "receiving".into();
+        state.stage = Stage::Destination(DestinationStage::Receiving);
         state.bytes.precopy = 5 << 20;
         (state.dirty_pages_per_second, state.time_left) = (None, None);
         let text = "pre-copy: 123.4 MiB/s, 5.0 MiB received";
@@ -542,7 +541,7 @@ mod tests {
         let mut state = at(25, 100);
         (state.phase, state.missing_pages) = (Phase::Postcopy, Some(75));
         state.requests.count = 4;
-        state.requests.mean_us = 81.0;
+        state.requests.mean = 81.0;
         let text = line(&state, 200);
         assert!(
             text.contains(", 75 pages missing, faults 0.08 ms, 3.5 s left"),

@@ -6,17 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::report::{
-    AsynchronousFaults, CollapseAccount, FaultKind, GuestState, LatencySummary, Outage,
-    RequestStatistics,
+use hikkoshi_account::{
+    Account, AsynchronousFaults, CollapseAccount, FaultKind, GuestState, LatencySummary, Outage,
+    RequestStatistics, SourceQuit,
 };
-use hikkoshi_engine::{Account, Mode};
-use hikkoshi_status::Migration;
 use hikkoshi_wire::text;
 use serde::Serialize;
 
-use crate::output::account_report::{AccountReport, EngineReport};
-use crate::output::estimate::SpanReport;
 use crate::output::exit::{End, Exit};
 use crate::output::reason::Reason;
 use crate::output::{stderr, streams};
@@ -32,13 +28,13 @@ pub(crate) fn summary(account: &Account) -> String {
     let _ = writeln!(text, "  downtime     {downtime}");
     let total = account.total_ms / 1e3;
     let _ = writeln!(text, "  total        {total:.2} s, mode {}", account.mode);
-    if account.resumed {
+    if account.is_resumed() {
         let _ = writeln!(
             text,
             "  resumed      the rest is what this engine has done and measured"
         );
     }
-    text.push_str(&outages(&account.outages, account.resumed));
+    text.push_str(&outages(&account.outages, account.is_resumed()));
     let owed = match account.guest_state {
         GuestState::Running | GuestState::Paused | GuestState::Unknown => {
             "none: all of the guest's memory is there"
@@ -85,7 +81,7 @@ pub(crate) fn details(account: &Account) -> String {
             text,
             "  disk {:<15} {:>19} copied",
             disk.name,
-            mib(disk.copied)
+            mib(disk.copied_bytes)
         );
     }
     if let Some(private) = account.source_private_bytes {
@@ -141,19 +137,19 @@ fn asynchronous_faults(uses: AsynchronousFaults) -> Option<&'static str> {
 /// times of an engine that has `resumed` the migration are its own.
 fn outages(outages: &[Outage], resumed: bool) -> String {
     // An engine ends without links only if it needs none any more.
-    let ended = outages.iter().filter_map(|outage| {
-        let lasted = outage.to?.saturating_sub(outage.from);
-        Some((lasted, outage))
-    });
+    let ended = outages
+        .iter()
+        .filter_map(|outage| Some((outage.lasted_ms()?, outage)));
     let Some((longest, last)) = ended.clone().max_by_key(|(lasted, _)| *lasted) else {
         return String::new();
     };
-    let total: Duration = ended.clone().map(|(lasted, _)| lasted).sum();
+    let total: u64 = ended.clone().map(|(lasted, _)| lasted).sum();
+    let seconds = |ms| seconds(Duration::from_millis(ms));
     let start = match resumed {
         true => "this engine's start",
         false => "the start",
     };
-    let from = format!("{} after {start}", seconds(last.from));
+    let from = format!("{} after {start}", seconds(last.from_ms));
     let text = match ended.count() {
         1 => format!("1, {} without links, {from}", seconds(total)),
         count => format!(
@@ -325,81 +321,6 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Whether the source's QEMU was ended (`--quit-source`).
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct SourceQuit {
-    pub(crate) source_quit: bool,
-    /// Why not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) source_quit_error: Option<String>,
-}
-
-/// What `--mode auto` has chosen.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct AutoReport {
-    #[serde(skip)]
-    pub(crate) mode: Mode,
-    pub(crate) chosen_mode: String,
-    /// Why.
-    pub(crate) reason: String,
-    /// What was predicted; `null`: nothing could be predicted.
-    pub(crate) downtime_ms: Option<SpanReport>,
-    pub(crate) total_ms: Option<SpanReport>,
-    /// Whether post-copy is possible.
-    #[serde(skip)]
-    pub(crate) may_postcopy: bool,
-}
-
-impl AutoReport {
-    /// The mode that was chosen.
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-}
-
-/// What only the source's command reports.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct SourceExtras<'a> {
-    /// Whether the source's QEMU was ended, if it was to be.
-    #[serde(flatten)]
-    pub(crate) quit: Option<&'a SourceQuit>,
-    /// With `--mode auto`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) auto: Option<&'a AutoReport>,
-}
-
-/// The result of a successful migration, for programs.
-#[derive(Debug, Serialize)]
-pub(crate) struct Written<'a> {
-    #[serde(flatten)]
-    account: AccountReport<'a>,
-    #[serde(flatten)]
-    engine: Option<EngineReport<'a>>,
-    #[serde(flatten)]
-    extras: SourceExtras<'a>,
-}
-
-impl<'a> Written<'a> {
-    /// The result of this migration. `None`: it had not begun.
-    pub(crate) fn new(
-        account: &'a Account,
-        migration: Option<&'a Migration>,
-        extras: SourceExtras<'a>,
-    ) -> Self {
-        Self {
-            account: account.into(),
-            engine: migration.map(Into::into),
-            extras,
-        }
-    }
-
-    /// The same as a value.
-    pub(crate) fn value(&self) -> serde_json::Value {
-        // It has no maps with other keys than strings, the only way to fail.
-        serde_json::to_value(self).unwrap_or_default()
-    }
-}
-
 /// A guest that had moved before this run.
 #[derive(Debug, Serialize)]
 struct Moved<'a> {
@@ -446,15 +367,18 @@ pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::account_report;
-    use hikkoshi_engine::report::{
-        CollapseFailures, RequestLatencies, RequestTimeline, ThreadFaults,
-    };
+    use hikkoshi_account::{CollapseFailures, ThreadFaults};
+    use hikkoshi_engine::report::{RequestLatencies, RequestTimeline};
+
+    /// One that has everything.
+    fn account() -> Account {
+        serde_json::from_str(include_str!("../../../account/tests/account.json")).unwrap()
+    }
 
     /// What an operator wants comes first, and numbers of pages only if they are asked for.
     #[test]
     fn the_summary_begins_with_the_downtime_and_what_is_owed() {
-        let mut account = account_report::tests::account();
+        let mut account = account();
         let names = |text: &str| {
             let lines = text.lines().filter(|line| !line.starts_with("    "));
             let names = lines.filter_map(|line| line.split_whitespace().next());
@@ -469,7 +393,6 @@ mod tests {
         assert!(text.contains("pages owed   none: the guest needs no memory any more\n"));
         (account.frames, account.collapse) = (None, None);
         account.outages.clear();
-        account.resumed = false;
         account.requests.request_latency_us.count = 0;
         account.requests.unmeasured_requests = 0;
         account.guest_state = GuestState::Running;
@@ -539,7 +462,7 @@ mod tests {
     /// Without `--verbose`, too: the longest wait may be one of them.
     #[test]
     fn the_summary_says_what_its_latencies_do_not_count() {
-        let mut account = account_report::tests::account();
+        let mut account = account();
         account.requests.unmeasured_requests = 2;
         let text = summary(&account);
         let mut lines = text
@@ -565,9 +488,9 @@ mod tests {
     #[test]
     fn outages_are_summed_up() {
         let outage = |from, to| Outage {
-            from: Duration::from_millis(from),
-            to: Some(Duration::from_millis(to)),
-            until: None,
+            from_ms: from,
+            to_ms: Some(to),
+            until_ms: None,
         };
         assert_eq!(outages(&[], false), "");
         assert_eq!(
@@ -580,7 +503,7 @@ mod tests {
             "  outages      1, 9.7 s without links, 0.9 s after this engine's start\n"
         );
         let open = Outage {
-            to: None,
+            to_ms: None,
             ..outage(20_000, 0)
         };
         assert_eq!(

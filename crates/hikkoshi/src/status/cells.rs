@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hikkoshi_engine::report::{CellCounts, GuestAt, MemoryMap, Snapshot, Stage};
-use hikkoshi_status::Map;
+use hikkoshi_account::{GuestAt, Map, Stage};
+use hikkoshi_engine::report::{CellCounts, MemoryMap, Snapshot};
 
 /// The first take of a cell says how often it is written if the log had recorded for so long: over
 /// less time, a few writes make a high rate.
@@ -66,20 +66,20 @@ impl Cells {
         now: &Snapshot,
     ) -> (Map, Written) {
         self.cells.resize(cells.len(), Tracked::default());
-        let is_source = matches!(now.stage, Stage::Source(_));
+        let is_source = matches!(now.state.stage, Stage::Source(_));
         // Once the guest is paused, what is not sent is missing.
-        let has_log = is_source && now.guest_at == GuestAt::Source;
+        let has_log = is_source && now.state.guest_at == GuestAt::Source;
         let mut shown = Map::default();
         let mut sums = Sums::default();
         for (tracked, (pages, counts)) in self.cells.iter_mut().zip(cells) {
             // The last page may have arrived while the map was made.
-            let missing = match now.missing {
+            let missing = match now.state.missing_pages {
                 Some(0) => 0,
                 _ => counts.missing,
             };
             // At the destination, what has arrived in pre-copy may be missing again, or have
             // arrived once more.
-            let here = match is_source || now.missing.is_none() {
+            let here = match is_source || now.state.missing_pages.is_none() {
                 true => pages,
                 false => pages.saturating_sub(missing + counts.urgent + counts.background),
             };

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hikkoshi_engine::report::{Phase, Snapshot, Stage};
+use hikkoshi_account::{Converges, Phase, Stage};
+use hikkoshi_engine::report::Snapshot;
 use hikkoshi_engine::{Convergence, Mode, WhenStalled};
-use hikkoshi_status::Converges;
 
 use super::time_left::Plan;
 
@@ -25,14 +25,15 @@ const NEWEST: usize = 2;
 /// The rates of the guest and of the line do not answer this. If pre-copy does not converge, each
 /// round sends what was dirtied in a round, so that both rates are about the same.
 pub(super) fn converges(now: &Snapshot, plan: &Plan) -> Option<Converges> {
-    let is_source = matches!(now.stage, Stage::Source(_));
-    if !is_source || now.phase != Phase::Precopy || plan.mode != Mode::Precopy {
+    let is_source = matches!(now.state.stage, Stage::Source(_));
+    if !is_source || now.state.phase != Phase::Precopy || plan.mode != Mode::Precopy {
         return None;
     }
     let (mut rate, mut left) = (Convergence::default(), Vec::new());
-    for round in &now.rounds {
-        if let (Some(ended), Some(dirty)) = (round.ended, round.dirty_pages) {
-            rate.measure(round.bytes, ended.saturating_sub(round.begun));
+    for round in &now.state.rounds {
+        if let (Some(ended), Some(dirty)) = (round.ended_ms, round.dirty_pages) {
+            let took = ended.saturating_sub(round.begun_ms);
+            rate.measure(round.bytes, Duration::from_millis(took));
             left.push(dirty);
         }
     }
@@ -61,7 +62,7 @@ pub(super) fn converges(now: &Snapshot, plan: &Plan) -> Option<Converges> {
 mod tests {
     use super::*;
     use crate::status::sampler::tests::snapshot;
-    use hikkoshi_engine::report::RoundAccount;
+    use hikkoshi_account::Round;
     use hikkoshi_handover::DestinationStage;
 
     fn plan(mode: Mode, when_stalled: WhenStalled) -> Plan {
@@ -78,20 +79,20 @@ mod tests {
     /// Within the downtime, 28 MiB can be sent.
     fn after(left_mib: &[u64], when_stalled: WhenStalled) -> Option<Converges> {
         let mut now = snapshot();
-        let round = |number: usize, left: Option<&u64>| RoundAccount {
+        let round = |number: usize, left: Option<&u64>| Round {
             round: u32::try_from(number + 1).unwrap(),
-            begun: Duration::from_secs(number as u64),
-            ended: left.map(|_| Duration::from_secs(number as u64 + 1)),
+            begun_ms: number as u64 * 1000,
+            ended_ms: left.map(|_| (number as u64 + 1) * 1000),
             pages: 0,
             zero: 0,
             bytes: left.map_or(0, |_| 100 << 20),
             dirty_pages: left.map(|mib| mib << 8),
         };
         let ended = left_mib.iter().enumerate();
-        now.rounds = ended
+        now.state.rounds = ended
             .map(|(number, left)| round(number, Some(left)))
             .collect();
-        now.rounds.push(round(left_mib.len(), None));
+        now.state.rounds.push(round(left_mib.len(), None));
         converges(&now, &plan(Mode::Precopy, when_stalled))
     }
 
@@ -133,10 +134,10 @@ mod tests {
         let plan = |mode| plan(mode, WhenStalled::Switch);
         let mut now = snapshot();
         assert_eq!(converges(&now, &plan(Mode::Hybrid)), None);
-        now.phase = Phase::Switchover;
+        now.state.phase = Phase::Switchover;
         assert_eq!(converges(&now, &plan(Mode::Precopy)), None);
-        now.phase = Phase::Precopy;
-        now.stage = Stage::Destination(DestinationStage::Receiving);
+        now.state.phase = Phase::Precopy;
+        now.state.stage = Stage::Destination(DestinationStage::Receiving);
         assert_eq!(converges(&now, &plan(Mode::Precopy)), None);
     }
 }

@@ -19,5 +19,4 @@ mod time_left;
 
 pub(crate) use control::Shown as ShownChange;
 pub(crate) use report_file::write_report;
-pub(crate) use sampler::{disk, outage, repeats, round};
 pub(crate) use session::{Session, SessionInfo};

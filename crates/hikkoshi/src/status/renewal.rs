@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use hikkoshi_status::{GuestAt, Phase, State};
+use hikkoshi_account::{GuestAt, Phase, Stage, State};
 
 /// The longest time between two times, unless writing takes long.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -16,7 +16,7 @@ const SHARE: u32 = 100;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is stored at once when it changes.
-type Place = (Phase, String, GuestAt);
+type Place = (Phase, Stage, GuestAt);
 
 /// Says when the recording must be stored again.
 #[derive(Debug, Default)]
@@ -50,13 +50,14 @@ impl Renewal {
 }
 
 fn place(state: &State) -> Place {
-    (state.phase, state.stage.clone(), state.guest_at)
+    (state.phase, state.stage, state.guest_at)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::sampler::tests::precopy_state;
     use super::*;
+    use hikkoshi_handover::SourceStage;
 
     const TICK: Duration = Duration::from_millis(100);
 
@@ -76,7 +77,7 @@ mod tests {
             }
         }
         assert_eq!(times, 2, "in 10 s");
-        "handed_over".clone_into(&mut state.stage);
+        state.stage = Stage::Source(SourceStage::HandedOver);
         assert!(renewal.is_due(&state, now));
         renewal.stored(&state, now, now);
         assert!(!renewal.is_due(&state, now));

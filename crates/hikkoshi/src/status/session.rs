@@ -8,15 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_account::{Side, Statistics};
 use hikkoshi_control::{ControlFolder, ControlServer};
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_qemu::qmp::MonitorAddress;
-use hikkoshi_status::{
-    End, Migration, Record, Recorder, Recording, Side, StatusFolder, StatusServer,
-};
-use serde_json::Value;
+use hikkoshi_status::{End, Migration, Record, Recorder, Recording, StatusFolder, StatusServer};
 
 use super::control;
 use super::renewal::Renewal;
@@ -70,7 +68,7 @@ struct Shared {
     control_folder: ControlFolder,
     display: Arc<dyn Display>,
     recording: Mutex<Option<RecordingThread>>,
-    account: Mutex<Option<Value>>,
+    account: Mutex<Option<Statistics>>,
     /// What is moved, when a migration has begun.
     migration: Mutex<Option<Migration>>,
 }
@@ -152,7 +150,7 @@ impl Session {
     }
 
     /// The statistics of the migration, as `--json` has them.
-    pub(crate) fn set_account(&self, account: Value) {
+    pub(crate) fn set_account(&self, account: Statistics) {
         *lock(&self.shared.account) = Some(account);
     }
 
@@ -430,7 +428,7 @@ fn owed(recording: &Recording) -> Option<String> {
 }
 
 /// How the run ended.
-fn end(result: &Result<ExitStatus, Exit>, at_ms: u64, account: Option<Value>) -> End {
+fn end(result: &Result<ExitStatus, Exit>, at_ms: u64, account: Option<Statistics>) -> End {
     let end = match result {
         Ok(ExitStatus::ShutDown) => exit::End::SHUT_DOWN,
         Ok(_) => exit::End::MOVED,
@@ -442,7 +440,7 @@ fn end(result: &Result<ExitStatus, Exit>, at_ms: u64, account: Option<Value>) ->
         reason: end.reason.code().to_owned(),
         message: end.message.to_owned(),
         next: end.next.map(ToOwned::to_owned),
-        account,
+        account: account.map(Box::new),
     }
 }
 

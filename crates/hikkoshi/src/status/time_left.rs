@@ -10,12 +10,12 @@
 
 use std::time::Duration;
 
-use hikkoshi_engine::report::{GuestAt, Phase, Snapshot, Stage};
+use hikkoshi_account::{Phase, Stage, TimeLeft};
+use hikkoshi_engine::report::Snapshot;
 use hikkoshi_engine::{Mode, WhenStalled};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_memory::ContentPages;
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_status::TimeLeft;
 
 use super::cells::Written;
 use super::rates::Rates;
@@ -151,8 +151,8 @@ pub(super) fn time_left(
     speed: &Speed,
     writes: &Writes<'_>,
 ) -> Option<TimeLeft> {
-    let is_source = matches!(now.stage, Stage::Source(_));
-    let of = |case| match now.phase {
+    let is_source = matches!(now.state.stage, Stage::Source(_));
+    let of = |case| match now.state.phase {
         Phase::Postcopy => postcopy(now, plan, speed, case),
         // The destination does not know the rounds.
         Phase::Precopy if !is_source => None,
@@ -163,10 +163,8 @@ pub(super) fn time_left(
                 .chain(until_postcopy(now, plan, speed, case))
                 .reduce(f64::min)
         }
-        Phase::Connecting if is_source && now.guest_at == GuestAt::Source => {
-            disks(now, plan, speed, case)
-        }
-        Phase::Connecting | Phase::Switchover => None,
+        Phase::Disks if is_source => disks(now, plan, speed, case),
+        Phase::Connecting | Phase::Disks | Phase::Switchover | Phase::Unknown => None,
     };
     let likely_s = of(Case::Likely)?;
     Some(TimeLeft {
@@ -178,15 +176,15 @@ pub(super) fn time_left(
 
 /// The disks that are copied, and the memory after them.
 fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> {
-    let copying = now.disks.iter().filter(|disk| !disk.in_sync);
+    let copying = now.state.disks.iter().filter(|disk| !disk.in_sync);
     let left: u64 = copying
         .clone()
-        .map(|disk| disk.total.saturating_sub(disk.copied))
+        .map(|disk| disk.total_bytes.saturating_sub(disk.copied_bytes))
         .sum();
     // Parts of zeros take nearly nothing, and how much of an image holds others is known about.
     let content = match now.disk_content {
         Some(content) => {
-            let known = float(content.saturating_sub(now.disk_bytes));
+            let known = float(content.saturating_sub(now.state.bytes.disks.unwrap_or(0)));
             case.of([known * 0.9, known, known * 1.5 + 64e6])
                 .min(float(left))
         }
@@ -204,12 +202,12 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
         }
         _ => (content, case.rate(speed.disks)),
     };
-    if now.disks.is_empty() || (content > 0.0 && rate <= 0.0) {
+    if now.state.disks.is_empty() || (content > 0.0 && rate <= 0.0) {
         return None;
     }
     let memory = match &now.content {
         Some(map) => case.pages(map.pages_from(0)),
-        None => case.of([0.0, 1.0, 1.0]) * float(now.pages.guest),
+        None => case.of([0.0, 1.0, 1.0]) * float(now.state.pages.guest),
     };
     // What the guest writes meanwhile is not known.
     let times = match (plan.mode, case) {
@@ -223,13 +221,13 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
 
 /// The pages that are missing.
 fn postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> {
-    let missing = float(now.missing?);
-    let arrived = float(now.pages.urgent + now.pages.background);
+    let missing = float(now.state.missing_pages?);
+    let arrived = float(now.state.pages.urgent + now.state.pages.background);
     let content = match (&now.content, plan.mode) {
         // All that was allocated is sent, zeros as well.
         (Some(map), Mode::Postcopy) => case.pages(map.pages_from(0)) - arrived,
         (None, Mode::Postcopy) => {
-            let share = arrived / (arrived + float(now.pages.zero)).max(1.0);
+            let share = arrived / (arrived + float(now.state.pages.zero)).max(1.0);
             missing * case.of([0.0, share, 1.0])
         }
         // The guest has written them since.
@@ -259,7 +257,7 @@ fn precopy(
         (_, _, Some(dirtied)) => {
             let dirty = writes.now.dirty;
             // After the first round, what is not sent yet in this one is dirty as well.
-            let left = match (now.round, case) {
+            let left = match (now.state.round, case) {
                 (..=1, _) | (_, Case::Worst) => rest.content + dirty,
                 _ => rest.content.max(dirty),
             };
@@ -282,7 +280,7 @@ fn simulated(
 ) -> Option<f64> {
     let mut all = in_round;
     let mut round = since_begin(now) + all;
-    for number in now.round..now.round.saturating_add(PATIENCE) {
+    for number in now.state.round..now.state.round.saturating_add(PATIENCE) {
         let next = quotient(left_dirty(measured, round), rate)?;
         all += next;
         // The last one is sent while the guest is paused, or follows in post-copy.
@@ -304,13 +302,14 @@ fn until_postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Opt
         return None;
     }
     let left = now
+        .state
         .rounds
         .iter()
         .rev()
         .find_map(|round| round.dirty_pages)?;
     let rounds = match case {
         Case::Best => 0.0,
-        Case::Likely | Case::Worst => f64::from(plan.max_rounds.saturating_sub(now.round)),
+        Case::Likely | Case::Worst => f64::from(plan.max_rounds.saturating_sub(now.state.round)),
     };
     let rate = case.rate(speed.pages);
     let more = quotient(float(left) * (rounds + 1.0), rate)?;
@@ -326,13 +325,13 @@ fn hybrid(now: &Snapshot, speed: &Speed, writes: &Writes<'_>, case: Case) -> Opt
     let left = match (writes.now.rate, writes.working_set, case) {
         (Some(dirtied), ..) => {
             // After the first round, what is not sent yet in this one is dirty as well.
-            let before = match now.round {
+            let before = match now.state.round {
                 ..=1 => writes.now.dirty,
                 _ => (writes.now.dirty - rest(now, case).content).max(0.0),
             };
             // One take of each page says little about the time since then: a guest that boots, and
             // is idle then.
-            let least = match now.round {
+            let least = match now.state.round {
                 ..=1 => 0.0,
                 _ => 0.5,
             };
@@ -342,17 +341,17 @@ fn hybrid(now: &Snapshot, speed: &Speed, writes: &Writes<'_>, case: Case) -> Opt
         (None, Some(measured), Case::Likely) => left_dirty(measured, since_begin(now) + round),
         (None, _, Case::Worst) => match &now.content {
             Some(map) => map.pages_from(0).high,
-            None => float(now.total_pages),
+            None => float(now.state.total_pages),
         },
     };
-    let after = quotient(left.min(float(now.pages.guest)), rate)?;
+    let after = quotient(left.min(float(now.state.pages.guest)), rate)?;
     Some(round + after + case.switchover())
 }
 
 /// How long the rest of this round takes, and what is on its way.
 fn round_seconds(now: &Snapshot, rate: f64, case: Case) -> Option<f64> {
     let in_flight = match case {
-        Case::Worst => float(now.pages.precopy).min(IN_FLIGHT),
+        Case::Worst => float(now.state.pages.precopy).min(IN_FLIGHT),
         Case::Best | Case::Likely => 0.0,
     };
     let mut rest = rest(now, case);
@@ -362,7 +361,8 @@ fn round_seconds(now: &Snapshot, rate: f64, case: Case) -> Option<f64> {
 
 /// Seconds since the present round began.
 fn since_begin(now: &Snapshot) -> f64 {
-    let begun = now.rounds.last().map_or(now.at, |round| round.begun);
+    let last = now.state.rounds.last();
+    let begun = last.map_or(now.at, |round| Duration::from_millis(round.begun_ms));
     now.at.saturating_sub(begun).as_secs_f64()
 }
 
@@ -379,13 +379,15 @@ fn left_dirty(measured: &WorkingSet, seconds: f64) -> f64 {
 /// Pages of this round that are not done. The first round sends all memory in order, later ones
 /// what was written.
 fn rest(now: &Snapshot, case: Case) -> Left {
-    let pages = float(now.total_pages.saturating_sub(now.done_pages));
-    let content = match (now.round, &now.content) {
+    let pages = float(now.state.total_pages.saturating_sub(now.state.done_pages));
+    let content = match (now.state.round, &now.content) {
         // The guest writes to more of it meanwhile.
-        (1, Some(map)) => case.pages(map.pages_from(now.done_pages)) * case.of([1.0, 1.0, 1.05]),
+        (1, Some(map)) => {
+            case.pages(map.pages_from(now.state.done_pages)) * case.of([1.0, 1.0, 1.05])
+        }
         (1, None) => {
-            let sent = float(now.pages.precopy);
-            let share = sent / (sent + float(now.pages.zero)).max(1.0);
+            let sent = float(now.state.pages.precopy);
+            let share = sent / (sent + float(now.state.pages.zero)).max(1.0);
             pages * case.of([0.0, share, 1.0])
         }
         _ => pages,
@@ -411,9 +413,8 @@ mod tests {
     use super::*;
     use crate::status::rates::Rate;
     use crate::status::sampler::tests::snapshot;
+    use hikkoshi_account::{DiskCopy, Round};
     use hikkoshi_dirty_rate::{Cost, Measurement, PagesPerSecond, Rates as MeasuredRates, Window};
-    use hikkoshi_engine::DiskProgress;
-    use hikkoshi_engine::report::RoundAccount;
     use hikkoshi_handover::DestinationStage;
     use hikkoshi_memory::{ContentMap, GuestRam, RamFile};
     use hikkoshi_pages::{RamBlock, RamLayout};
@@ -484,8 +485,9 @@ mod tests {
     /// Half of the second round.
     fn half_of_a_round() -> Snapshot {
         let mut now = snapshot();
-        (now.phase, now.done_pages, now.total_pages) = (Phase::Precopy, 500, 1000);
-        now.round = 2;
+        (now.state.phase, now.state.done_pages, now.state.total_pages) =
+            (Phase::Precopy, 500, 1000);
+        now.state.round = 2;
         now
     }
 
@@ -503,11 +505,11 @@ mod tests {
         assert_eq!(left(&now, Mode::Precopy, Some(150.0)), None);
     }
 
-    fn round(number: u32, begun: u64, dirty_pages: Option<u64>) -> RoundAccount {
-        RoundAccount {
+    fn round(number: u32, begun: u64, dirty_pages: Option<u64>) -> Round {
+        Round {
             round: number,
-            begun: Duration::from_secs(begun),
-            ended: dirty_pages.map(|_| Duration::from_secs(begun + 10)),
+            begun_ms: begun * 1000,
+            ended_ms: dirty_pages.map(|_| (begun + 10) * 1000),
             pages: 1000,
             zero: 0,
             bytes: 1000 << 12,
@@ -519,8 +521,8 @@ mod tests {
     #[test]
     fn precopy_that_post_copy_follows_ends() {
         let mut now = half_of_a_round();
-        (now.round, now.at) = (3, Duration::from_secs(25));
-        now.rounds = vec![
+        (now.state.round, now.at) = (3, Duration::from_secs(25));
+        now.state.rounds = vec![
             round(1, 0, Some(2000)),
             round(2, 10, Some(1000)),
             round(3, 20, None),
@@ -544,8 +546,8 @@ mod tests {
     #[test]
     fn hybrid_sends_dirty_pages_once() {
         let mut now = half_of_a_round();
-        now.round = 1;
-        (now.pages.precopy, now.pages.zero) = (400, 0);
+        now.state.round = 1;
+        (now.state.pages.precopy, now.state.pages.zero) = (400, 0);
         let hybrid = left(&now, Mode::Hybrid, Some(50.0)).unwrap();
         assert!(
             near(hybrid[1], Some(5.0 + (100.0 + 250.0) / 100.0 + 0.06)),
@@ -562,16 +564,16 @@ mod tests {
     #[test]
     fn the_first_round_of_hybrid_has_bounds() {
         let mut now = half_of_a_round();
-        now.round = 1;
+        now.state.round = 1;
         // Half of what was found were zeros.
-        (now.pages.precopy, now.pages.zero) = (250, 250);
+        (now.state.pages.precopy, now.state.pages.zero) = (250, 250);
         let first = left(&now, Mode::Hybrid, None);
         let zeros = 250.0 * Case::Likely.zero_page();
         let worst = (500.0 + 250.0) / WORST + 1000.0 / WORST + 1.2;
         let best = 500.0 * Case::Best.zero_page();
         assert_near(first, [Some(best), Some(2.5 + zeros + 0.06), Some(worst)]);
         // The pages of a round are at most those of the guest.
-        now.pages.guest = 600;
+        now.state.pages.guest = 600;
         let first = left(&now, Mode::Hybrid, None).unwrap();
         let worst = (500.0 + 250.0) / WORST + 600.0 / WORST + 1.2;
         assert!(near(first[2], Some(worst)), "{first:?}");
@@ -644,9 +646,9 @@ mod tests {
     #[test]
     fn postcopy_ends_with_the_last_missing_page() {
         let mut now = snapshot();
-        (now.phase, now.missing) = (Phase::Postcopy, Some(300));
+        (now.state.phase, now.state.missing_pages) = (Phase::Postcopy, Some(300));
         // Zeros may be among them.
-        (now.pages.background, now.pages.zero) = (100, 100);
+        (now.state.pages.background, now.state.pages.zero) = (100, 100);
         let all = left(&now, Mode::Postcopy, None);
         let zeros = 150.0 * Case::Likely.zero_page();
         assert_near(
@@ -663,7 +665,7 @@ mod tests {
             all,
             [Some(240.0 / BEST), Some(3.03), Some(300.0 / WORST + 1.0)],
         );
-        now.phase = Phase::Switchover;
+        now.state.phase = Phase::Switchover;
         assert_eq!(left(&now, Mode::Postcopy, None), None);
     }
 
@@ -671,15 +673,17 @@ mod tests {
     #[test]
     fn disks_are_copied_before_the_memory() {
         let mut now = snapshot();
-        now.phase = Phase::Connecting;
+        now.state.phase = Phase::Connecting;
         assert_eq!(left(&now, Mode::Hybrid, None), None, "nothing is copied");
-        now.disks = vec![DiskProgress {
+        now.state.disks = vec![DiskCopy {
             name: "vda".into(),
-            copied: 1_000_000_000,
-            total: 3_000_000_000,
+            copied_bytes: 1_000_000_000,
+            total_bytes: 3_000_000_000,
             in_sync: false,
         }];
-        (now.disk_content, now.disk_bytes) = (Some(3_000_000_000), 1_000_000_000);
+        now.state.phase = Phase::Disks;
+        now.disk_content = Some(3_000_000_000);
+        now.state.bytes.disks = Some(1_000_000_000);
         let rates = |[worst, present, best]: [f64; 3]| Rates {
             present,
             worst,
@@ -716,7 +720,7 @@ mod tests {
             "{limited:?}"
         );
         // The rest of the image are zeros.
-        now.disk_content = Some(now.disk_bytes);
+        now.disk_content = now.state.bytes.disks;
         let zeros = of(&now, Mode::Hybrid, None, steady).unwrap();
         assert!(zeros[1] < Some(0.2) && zeros[2] < Some(2.2), "{zeros:?}");
         // How much of it are zeros is not known.
@@ -727,7 +731,7 @@ mod tests {
             "{unknown:?}"
         );
         // What is in sync waits for the others.
-        now.disks[0].in_sync = true;
+        now.state.disks[0].in_sync = true;
         assert!(of(&now, Mode::Hybrid, None, steady).is_some());
     }
 
@@ -763,12 +767,12 @@ mod tests {
             while next <= time {
                 let mut now = snapshot();
                 now.at = Duration::from_secs_f64(next);
-                (now.done_pages, now.total_pages) = (sent + zeros, PAGES);
-                (now.pages.precopy, now.pages.zero) = (sent, zeros);
-                (now.pages.guest, now.content) = (PAGES, Some(Arc::clone(&map)));
+                (now.state.done_pages, now.state.total_pages) = (sent + zeros, PAGES);
+                (now.state.pages.precopy, now.state.pages.zero) = (sent, zeros);
+                (now.state.pages.guest, now.content) = (PAGES, Some(Arc::clone(&map)));
                 if let Some(missing) = missing {
-                    (now.phase, now.missing) = (Phase::Postcopy, Some(missing));
-                    now.pages.background = 500 - missing;
+                    (now.state.phase, now.state.missing_pages) = (Phase::Postcopy, Some(missing));
+                    now.state.pages.background = 500 - missing;
                 }
                 states.push(now);
                 next += 0.1;
@@ -787,8 +791,8 @@ mod tests {
         }
         let (mut rate, mut inside, mut known) = (Rate::default(), 0, 0);
         for now in &states {
-            let count = now.pages.precopy + now.pages.background;
-            let pages = rate.add_between_zeros(now.at, count, now.pages.zero);
+            let count = now.state.pages.precopy + now.state.pages.background;
+            let pages = rate.add_between_zeros(now.at, count, now.state.pages.zero);
             let speed = Speed { pages, ..SPEED };
             let plan = plan(Mode::Hybrid, WhenStalled::Continue);
             let Some(left) = time_left(now, &plan, &speed, &Writes::default()) else {
@@ -824,7 +828,7 @@ mod tests {
     #[test]
     fn the_destination_does_not_know_the_rounds() {
         let mut now = half_of_a_round();
-        now.stage = Stage::Destination(DestinationStage::Receiving);
+        now.state.stage = Stage::Destination(DestinationStage::Receiving);
         assert_eq!(left(&now, Mode::Precopy, Some(0.0)), None);
         assert_eq!(left(&now, Mode::Hybrid, Some(0.0)), None);
     }

@@ -3,8 +3,8 @@
 use std::fs;
 use std::io::Read;
 
+use hikkoshi_account::FaultKind;
 use hikkoshi_engine::ThreadName;
-use hikkoshi_engine::report::FaultKind;
 use hikkoshi_linux::{Process, is_kernel_worker, kernel_thread_name};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! How fast QEMU may copy a disk.
 
-use hikkoshi_engine::DiskProgress;
+use hikkoshi_account::DiskCopy;
 
 /// The limit of a job, in bytes a second, as QEMU takes it: 0 is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,9 +25,9 @@ impl JobSpeed {
 
     /// The limits of jobs that are so far. Those that have copied everything need none: what they
     /// send is what the guest writes.
-    pub(crate) fn of_all(limit: Option<u64>, jobs: &[DiskProgress]) -> Vec<Self> {
+    pub(crate) fn of_all(limit: Option<u64>, jobs: &[DiskCopy]) -> Vec<Self> {
         let copying = jobs.iter().filter(|job| !job.in_sync).count();
-        let of = |job: &DiskProgress| match job.in_sync {
+        let of = |job: &DiskCopy| match job.in_sync {
             true => Self::NONE,
             false => Self::of_each(limit, copying),
         };
@@ -40,10 +40,10 @@ mod tests {
     use super::*;
 
     fn speeds(limit: Option<u64>, in_sync: &[bool]) -> Vec<u64> {
-        let of = |&in_sync: &bool| DiskProgress {
+        let of = |&in_sync: &bool| DiskCopy {
             name: "vda".into(),
-            copied: 0,
-            total: 1,
+            copied_bytes: 0,
+            total_bytes: 1,
             in_sync,
         };
         let jobs: Vec<_> = in_sync.iter().map(of).collect();

@@ -16,7 +16,7 @@
 
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::DiskProgress;
+use hikkoshi_account::DiskCopy;
 use serde_json::{Value, json};
 
 use super::copy_error::CopyError;
@@ -90,14 +90,14 @@ pub(crate) fn limit(
 pub(crate) fn progress(
     client: &mut Client,
     disks: &[CopiedDisk],
-) -> Result<Vec<DiskProgress>, CopyError> {
+) -> Result<Vec<DiskCopy>, CopyError> {
     let jobs = list(client)?;
-    let of = |(number, disk): (usize, &CopiedDisk)| -> Result<DiskProgress, CopyError> {
+    let of = |(number, disk): (usize, &CopiedDisk)| -> Result<DiskCopy, CopyError> {
         let job = find(&jobs, number, disk)?;
-        Ok(DiskProgress {
+        Ok(DiskCopy {
             name: disk.label.clone(),
-            copied: job.done,
-            total: job.total,
+            copied_bytes: job.done,
+            total_bytes: job.total,
             in_sync: job.is_ready(),
         })
     };
@@ -135,7 +135,7 @@ fn find<'a>(
 pub(crate) fn complete(
     client: &mut Client,
     disks: &[CopiedDisk],
-) -> Result<Vec<DiskProgress>, CopyError> {
+) -> Result<Vec<DiskCopy>, CopyError> {
     let jobs = list(client)?;
     for (number, disk) in disks.iter().enumerate() {
         let job = find(&jobs, number, disk)?;
@@ -185,10 +185,10 @@ pub(crate) fn complete(
                 failure,
             });
         }
-        copied.push(DiskProgress {
+        copied.push(DiskCopy {
             name: label(),
-            copied: job.done,
-            total: job.total,
+            copied_bytes: job.done,
+            total_bytes: job.total,
             in_sync: true,
         });
     }

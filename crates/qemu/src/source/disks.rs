@@ -13,7 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DiskConnection, DiskContent, DiskProgress, SourceGuest};
+use hikkoshi_account::DiskCopy;
+use hikkoshi_engine::{CancelFlag, DiskConnection, DiskContent, SourceGuest};
 use serde_json::json;
 
 use super::QemuSource;
@@ -43,7 +44,7 @@ pub(super) struct DiskCopies {
     /// Ends waits for QEMU, which may wait for the destination as long as disks are copied.
     cancel: Option<CancelFlag>,
     /// What was copied, when all have been completed.
-    completed: Option<Vec<DiskProgress>>,
+    completed: Option<Vec<DiskCopy>>,
 }
 
 impl QemuSource {
@@ -163,7 +164,7 @@ impl QemuSource {
     }
 
     /// How far the copies are.
-    pub(super) fn copy_progress(&mut self) -> Result<Vec<DiskProgress>, CopyError> {
+    pub(super) fn copy_progress(&mut self) -> Result<Vec<DiskCopy>, CopyError> {
         if let Some(completed) = &self.copies.completed {
             return Ok(completed.clone());
         }

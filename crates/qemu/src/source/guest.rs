@@ -4,11 +4,11 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
+use hikkoshi_account::{AsynchronousFaults, DiskCopy};
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{
-    CancelFlag, DiskConnection, DiskContent, DiskProgress, FrameCapture, GuestError, Hardware,
-    SourceDisks, SourceGuest, SourceProcess,
+    CancelFlag, DiskConnection, DiskContent, FrameCapture, GuestError, Hardware, SourceDisks,
+    SourceGuest, SourceProcess,
 };
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Domain, GuestDescription, GuestDisks};
@@ -131,7 +131,7 @@ impl SourceDisks for QemuSource {
         self.copied_content().map_err(GuestError::new)
     }
 
-    fn progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
+    fn progress(&mut self) -> Result<Vec<DiskCopy>, GuestError> {
         self.copy_progress().map_err(GuestError::new)
     }
 

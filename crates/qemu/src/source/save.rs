@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::report::AsynchronousFaults;
+use hikkoshi_account::AsynchronousFaults;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
 use serde_json::json;
 use thiserror::Error;

@@ -1,6 +1,6 @@
 //! The map of a later engine, joined to the last one of the engine before.
 
-use crate::{Map, Side};
+use hikkoshi_account::{Map, Side};
 
 /// The map of `later`, in which the pages of `before` count as well.
 pub(super) fn join_map(side: Side, before: &Map, later: Map) -> Map {

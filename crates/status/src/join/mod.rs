@@ -19,7 +19,8 @@ mod state;
 
 use state::JoinedState;
 
-use crate::{Engine, Frame, Notice, Record, Recorder, Recording, Sample, Side, State};
+use crate::{Engine, Frame, Notice, Record, Recorder, Recording, Sample};
+use hikkoshi_account::State;
 
 /// What is remembered of the engines before, for the records of a later one.
 #[derive(Debug, Clone)]
@@ -220,14 +221,6 @@ fn joined_engines(earlier: &Recording, later: &Recording, offset_ms: u64) -> Vec
         (last.until_ms, last.end) = (None, None);
     }
     all
-}
-
-/// Whether the guest was handed over, or may have been, when this was the stage of a side.
-fn is_handed_over(side: Side, stage: &str) -> bool {
-    match side {
-        Side::Source => stage != "owned",
-        Side::Destination => !matches!(stage, "receiving" | "declined"),
-    }
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::is_handed_over;
 use super::map::join_map;
-use crate::{
-    Bytes, GuestAt, LatencyBucket, Map, Outage, Pages, Recording, Requests, Round, Side, State,
+use crate::Recording;
+use hikkoshi_account::{
+    Bucket, Bytes, GuestAt, LatencySummary, Map, Outage, Pages, Round, Side, State, SwitchoverStep,
 };
 
 /// The most rounds and outages of a state.
@@ -107,7 +107,7 @@ impl JoinedState {
         let mut all = before.outages.clone();
         let open = all.pop_if(|outage| outage.to_ms.is_none());
         let mut after = later.outages.iter().copied().peekable();
-        if open.is_some() || is_handed_over(self.side, &before.stage) {
+        if open.is_some() || before.stage.is_handed_over() {
             let at_once = self.offset_ms.saturating_add(AT_ONCE);
             let first = after.next_if(|outage| outage.from_ms <= at_once);
             all.push(Outage {
@@ -139,12 +139,16 @@ fn paused_by<'a>(before: &'a State, later: &'a State) -> &'a State {
 }
 
 /// The steps of the switchover: of the engine that knows them.
-fn switchover(before: &State, later: &State) -> Vec<crate::Step> {
+fn switchover(before: &State, later: &State) -> Vec<SwitchoverStep> {
     let steps = match before.switchover.is_empty() {
         true => &later.switchover,
         false => &before.switchover,
     };
     steps.clone()
+}
+
+fn sum(one: Option<u64>, other: Option<u64>) -> u64 {
+    one.unwrap_or(0).saturating_add(other.unwrap_or(0))
 }
 
 fn pages(one: Pages, other: Pages) -> Pages {
@@ -153,7 +157,8 @@ fn pages(one: Pages, other: Pages) -> Pages {
         zero: one.zero.saturating_add(other.zero),
         urgent: one.urgent.saturating_add(other.urgent),
         background: one.background.saturating_add(other.background),
-        again: one.again.saturating_add(other.again),
+        guest: one.guest.max(other.guest),
+        again: Some(sum(one.again, other.again)),
     }
 }
 
@@ -163,13 +168,13 @@ fn bytes(one: Bytes, other: Bytes) -> Bytes {
         urgent: one.urgent.saturating_add(other.urgent),
         background: one.background.saturating_add(other.background),
         device_state: one.device_state.saturating_add(other.device_state),
-        disks: one.disks.saturating_add(other.disks),
+        disks: Some(sum(one.disks, other.disks)),
     }
 }
 
 /// The latencies of both. Percentiles follow from the histogram, and are between those of both.
 #[allow(clippy::cast_precision_loss)] // A mean.
-fn requests(one: &Requests, other: &Requests) -> Requests {
+fn requests(one: &LatencySummary, other: &LatencySummary) -> LatencySummary {
     if one.count == 0 || other.count == 0 {
         return if one.count == 0 { other } else { one }.clone();
     }
@@ -179,20 +184,20 @@ fn requests(one: &Requests, other: &Requests) -> Requests {
         *count = count.saturating_add(bucket.count);
     }
     let count = one.count.saturating_add(other.count);
-    let sum = one.mean_us * one.count as f64 + other.mean_us * other.count as f64;
+    let sum = one.mean * one.count as f64 + other.mean * other.count as f64;
     let between = |part: f64, one: f64, other: f64| {
         let estimate = percentile(&counts, part).max(one.min(other));
         estimate.min(one.max(other))
     };
-    Requests {
+    LatencySummary {
         count,
-        mean_us: sum / count as f64,
-        p50_us: between(0.5, one.p50_us, other.p50_us),
-        p99_us: between(0.99, one.p99_us, other.p99_us),
-        max_us: one.max_us.max(other.max_us),
+        mean: sum / count as f64,
+        p50: between(0.5, one.p50, other.p50),
+        p99: between(0.99, one.p99, other.p99),
+        max: one.max.max(other.max),
         histogram: counts
             .into_iter()
-            .map(|(le_us, count)| LatencyBucket { le_us, count })
+            .map(|(le_us, count)| Bucket { le_us, count })
             .collect(),
     }
 }
@@ -221,43 +226,43 @@ mod tests {
 
     #[test]
     fn percentiles_are_between_those_of_both() {
-        let of = |p50_us: f64, p99_us: f64, histogram: &[(u64, u64)]| Requests {
+        let of = |p50: f64, p99: f64, histogram: &[(u64, u64)]| LatencySummary {
             count: histogram.iter().map(|(_, count)| count).sum(),
-            mean_us: p50_us,
-            p50_us,
-            p99_us,
-            max_us: p99_us,
+            mean: p50,
+            p50,
+            p99,
+            max: p99,
             histogram: histogram
                 .iter()
-                .map(|&(le_us, count)| LatencyBucket { le_us, count })
+                .map(|&(le_us, count)| Bucket { le_us, count })
                 .collect(),
         };
         let fast = of(50.0, 60.0, &[(64, 100)]);
         let slow = of(1800.0, 2000.0, &[(2048, 100)]);
         let both = requests(&fast, &slow);
-        assert_eq!((both.count, both.max_us), (200, 2000.0));
-        assert!((both.mean_us - 925.0).abs() < 1e-9);
+        assert_eq!((both.count, both.max), (200, 2000.0));
+        assert!((both.mean - 925.0).abs() < 1e-9);
         // Half of all are the fast ones: the end of their bucket.
-        assert!((both.p50_us - 64.0).abs() < 1e-9, "{}", both.p50_us);
+        assert!((both.p50 - 64.0).abs() < 1e-9, "{}", both.p50);
         // 98 of the 100 slow ones.
-        assert!((both.p99_us - 2000.0).abs() < 1e-9, "{}", both.p99_us);
+        assert!((both.p99 - 2000.0).abs() < 1e-9, "{}", both.p99);
         let buckets: Vec<_> = both.histogram.iter().map(|b| (b.le_us, b.count)).collect();
         assert_eq!(buckets, [(64, 100), (2048, 100)]);
-        assert_eq!(requests(&fast, &Requests::default()), fast);
-        assert_eq!(requests(&Requests::default(), &slow), slow);
+        assert_eq!(requests(&fast, &LatencySummary::default()), fast);
+        assert_eq!(requests(&LatencySummary::default(), &slow), slow);
     }
 
     #[test]
     fn percentiles_do_not_panic_with_values_from_outside() {
-        let bad = Requests {
+        let bad = LatencySummary {
             count: u64::MAX,
-            mean_us: f64::NAN,
-            p50_us: 5.0,
-            p99_us: 1.0,
-            max_us: 0.0,
+            mean: f64::NAN,
+            p50: 5.0,
+            p99: 1.0,
+            max: 0.0,
             histogram: Vec::new(),
         };
         let both = requests(&bad, &bad.clone());
-        assert!((both.p50_us - 5.0).abs() < 1e-9);
+        assert!((both.p50 - 5.0).abs() < 1e-9);
     }
 }

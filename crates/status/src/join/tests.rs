@@ -2,31 +2,35 @@
 
 use super::*;
 use crate::record::examples::{migration, state};
-use crate::{
-    Bytes, End, GuestAt, LatencyBucket, Map, Outage, Pages, Phase, Requests, Round, Step, VERSION,
+use crate::{End, VERSION};
+use hikkoshi_account::{
+    Bucket, Bytes, GuestAt, LatencySummary, Map, Outage, Pages, Phase, Round, Side, Stage,
+    SwitchoverStep,
 };
+use hikkoshi_handover::SourceStage;
 
 const STARTED: u64 = 1_700_000_000_000;
 
 fn end(at_ms: u64, exit_status: u8, message: &str) -> End {
+    let account = include_str!("../../../account/tests/account.json");
     End {
         at_ms,
         exit_status,
         reason: "link".into(),
         message: message.into(),
         next: None,
-        account: Some(serde_json::json!({ "mode": "hybrid" })),
+        account: serde_json::from_str(account).unwrap(),
     }
 }
 
-fn requests(count: u64, mean_us: f64, le_us: u64) -> Requests {
-    Requests {
+fn requests(count: u64, mean: f64, le_us: u64) -> LatencySummary {
+    LatencySummary {
         count,
-        mean_us,
-        p50_us: mean_us,
-        p99_us: mean_us,
-        max_us: mean_us,
-        histogram: vec![LatencyBucket { le_us, count }],
+        mean,
+        p50: mean,
+        p99: mean,
+        max: mean,
+        histogram: vec![Bucket { le_us, count }],
     }
 }
 
@@ -34,21 +38,22 @@ fn requests(count: u64, mean_us: f64, le_us: u64) -> Requests {
 fn postcopy(at_ms: u64, number: u64) -> State {
     State {
         phase: Phase::Postcopy,
-        stage: "handed_over".into(),
+        stage: Stage::Source(SourceStage::HandedOver),
         guest_at: GuestAt::Destination,
         pages: Pages {
             precopy: number,
             zero: 2 * number,
             urgent: 3 * number,
             background: 4 * number,
-            again: 5 * number,
+            guest: 1024,
+            again: Some(5 * number),
         },
         bytes: Bytes {
             precopy: 10 * number,
             urgent: 20 * number,
             background: 30 * number,
             device_state: 40 * number,
-            disks: 50 * number,
+            disks: Some(50 * number),
         },
         missing_pages: Some(100),
         ..state(at_ms)
@@ -72,9 +77,9 @@ fn both() -> [Recording; 2] {
     let mut last = postcopy(4900, 10);
     last.downtime_ms = Some(4.5);
     last.likely_downtime_ms = Some(4.25);
-    last.switchover = vec![Step {
+    last.switchover = vec![SwitchoverStep {
         step: "paused".into(),
-        after_pause_ms: 0.5,
+        at_ms: 0.5,
     }];
     last.rounds = vec![Round {
         round: 1,
@@ -153,7 +158,7 @@ fn a_resumed_migration_has_what_both_engines_recorded() {
         ]
     );
     assert_eq!(state.requests.count, 400);
-    assert!((state.requests.mean_us - 87.5).abs() < 1e-9);
+    assert!((state.requests.mean - 87.5).abs() < 1e-9);
     assert_eq!(state.requests.histogram.len(), 2);
     assert_eq!(state.map.sent, [512, 100]);
     assert_eq!(state.map.by_request, [6, 1]);
@@ -263,7 +268,7 @@ fn the_time_without_an_engine_is_an_outage() {
     );
     assert_eq!(joined[0].all_engines()[0].end, None);
     // Before the handover, the guest runs at the source.
-    earlier.state.as_mut().unwrap().stage = "owned".into();
+    earlier.state.as_mut().unwrap().stage = Stage::Source(SourceStage::Owned);
     let joined = join_all(vec![earlier, later]);
     assert_eq!(joined[0].state.as_ref().unwrap().outages, []);
 }

@@ -1,6 +1,7 @@
 //! Records for tests.
 
 use super::*;
+use hikkoshi_account::{Map, Side};
 
 pub(crate) fn migration() -> Migration {
     Migration {
@@ -37,29 +38,10 @@ pub(crate) fn state(at_ms: u64) -> State {
         round: 1,
         done_pages: 10,
         total_pages: 1024,
-        stage: "owned".into(),
-        peer_stage: "receiving".into(),
-        guest_at: GuestAt::Source,
-        pages: Pages::default(),
-        bytes: Bytes::default(),
-        repeats: None,
-        bytes_per_second: 0.0,
-        dirty_pages_per_second: None,
-        limits: None,
-        time_left: None,
-        converges: None,
-        disks: Vec::new(),
-        missing_pages: None,
-        waiting_pages: 0,
-        requests: Requests::default(),
-        downtime_ms: None,
-        likely_downtime_ms: None,
-        switchover: Vec::new(),
-        rounds: Vec::new(),
-        outages: Vec::new(),
         map: Map {
             sent: vec![10, 0],
             ..Map::default()
         },
+        ..State::new(Side::Source)
     }
 }

@@ -1,16 +1,7 @@
 //! What is moved, from where to where.
 
+use hikkoshi_account::{EngineInfo, Side};
 use serde::{Deserialize, Serialize};
-
-/// A side of a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Side {
-    /// The guest leaves it: `hikkoshi migrate`.
-    Source,
-    /// The guest moves to it: `hikkoshi receive`.
-    Destination,
-}
 
 /// What is moved, from where to where. Does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +34,24 @@ pub struct Migration {
     pub resumed: bool,
     /// The guest's memory.
     pub memory: Memory,
+}
+
+impl Migration {
+    /// What a result says of it (`--json`).
+    pub fn engine_info(&self) -> EngineInfo {
+        EngineInfo {
+            migration_id: self.id.clone(),
+            side: self.side,
+            pid: self.pid,
+            host: self.host.clone(),
+            guest: self.guest.clone(),
+            peer: self.peer.clone(),
+            started_unix_ms: self.started_unix_ms,
+            resumed: self.resumed,
+            max_downtime_ms: self.max_downtime_ms,
+            bandwidth: self.bandwidth,
+        }
+    }
 }
 
 /// The guest's memory: a flat space of pages, the RAM blocks one after another.

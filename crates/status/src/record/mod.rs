@@ -7,22 +7,15 @@
 mod dirty_rates;
 #[cfg(test)]
 pub(crate) mod examples;
-mod map;
+mod frame;
 mod migration;
-mod names;
-mod repeats;
-mod state;
 
+use hikkoshi_account::{Phase, State, Statistics};
 use serde::{Deserialize, Serialize};
 
 pub use dirty_rates::DirtyRates;
-pub use map::{Frame, Map};
-pub use migration::{Block, GuestRange, Memory, Migration, Side};
-pub use repeats::{Repeated, Repeats};
-pub use state::{
-    Bytes, Converges, DiskCopy, GuestAt, LatencyBucket, Limits, Outage, Pages, Phase, Progress,
-    Requests, Round, State, Step, TimeLeft, Unit,
-};
+pub use frame::Frame;
+pub use migration::{Block, GuestRange, Memory, Migration};
 
 /// One line of a status socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -204,5 +197,5 @@ pub struct End {
     /// Where the guest is and what to do, for a person.
     pub next: Option<String>,
     /// The statistics, as `--json` writes them. `None` after a failure.
-    pub account: Option<serde_json::Value>,
+    pub account: Option<Box<Statistics>>,
 }

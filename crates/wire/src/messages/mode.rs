@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// How a guest's memory travels. A message has its position in this enum, so the
 /// order must not change; other output has [its name](Self::name).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// All memory before the switchover.
     Precopy,

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hikkoshi_status::{Repeated, Repeats};
+use hikkoshi_account::{Repeated, Repeats};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 
 /// Bytes of a page.

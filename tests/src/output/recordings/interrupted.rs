@@ -1,8 +1,7 @@
 //! A migration whose engine ended in between, and was followed by another one.
 
-use hikkoshi_status::{
-    Bytes, LatencyBucket, Map, Outage, Pages, Recorder, Recording, Requests, Side, State,
-};
+use hikkoshi_account::{Bucket, Bytes, LatencySummary, Map, Outage, Pages, Side, State};
+use hikkoshi_status::{Recorder, Recording};
 
 use super::RecordedMigration;
 
@@ -67,14 +66,15 @@ fn since(side: Side, before: &State, state: &State) -> State {
             zero: pages(|it| it.zero),
             urgent: pages(|it| it.urgent),
             background: pages(|it| it.background),
-            again: pages(|it| it.again),
+            guest: state.pages.guest,
+            again: Some(pages(|it| it.again.unwrap())),
         },
         bytes: Bytes {
             precopy: bytes(|it| it.precopy),
             urgent: bytes(|it| it.urgent),
             background: bytes(|it| it.background),
             device_state: bytes(|it| it.device_state),
-            disks: bytes(|it| it.disks),
+            disks: Some(bytes(|it| it.disks.unwrap())),
         },
         requests: requests(&before.requests, &state.requests),
         downtime_ms: None,
@@ -88,24 +88,24 @@ fn since(side: Side, before: &State, state: &State) -> State {
 }
 
 #[allow(clippy::cast_precision_loss)] // A mean.
-fn requests(before: &Requests, after: &Requests) -> Requests {
+fn requests(before: &LatencySummary, after: &LatencySummary) -> LatencySummary {
     let count = after.count - before.count;
     if count == 0 {
-        return Requests::default();
+        return LatencySummary::default();
     }
     let counted = |le_us: u64| {
         let buckets = before.histogram.iter();
         let mut same = buckets.filter(|bucket| bucket.le_us == le_us);
         same.next().map_or(0, |bucket| bucket.count)
     };
-    let sum = after.mean_us * after.count as f64 - before.mean_us * before.count as f64;
-    let buckets = after.histogram.iter().map(|bucket| LatencyBucket {
+    let sum = after.mean * after.count as f64 - before.mean * before.count as f64;
+    let buckets = after.histogram.iter().map(|bucket| Bucket {
         le_us: bucket.le_us,
         count: bucket.count - counted(bucket.le_us),
     });
-    Requests {
+    LatencySummary {
         count,
-        mean_us: sum / count as f64,
+        mean: sum / count as f64,
         histogram: buckets.collect(),
         ..after.clone()
     }

@@ -1,6 +1,6 @@
 //! Latencies of page requests.
 
-use hikkoshi_status::{LatencyBucket, Requests};
+use hikkoshi_account::{Bucket, LatencySummary};
 
 /// Latencies, in µs, as an engine counts them.
 #[derive(Debug, Clone, Default)]
@@ -32,32 +32,32 @@ impl Latencies {
 
     /// The summary, as an engine makes it.
     #[allow(clippy::cast_precision_loss)] // A mean.
-    pub fn requests(&self) -> Requests {
+    pub fn requests(&self) -> LatencySummary {
         let mut sorted = self.micros.clone();
         sorted.sort_by(f64::total_cmp);
         let (Some(max), count) = (sorted.last().copied(), sorted.len()) else {
-            return Requests::default();
+            return LatencySummary::default();
         };
-        let mut histogram: Vec<LatencyBucket> = Vec::new();
+        let mut histogram: Vec<Bucket> = Vec::new();
         let mut le_us = 1_u64;
         for micros in &sorted {
             while *micros > le_us as f64 {
                 le_us *= 2;
                 if !histogram.is_empty() {
-                    histogram.push(LatencyBucket { le_us, count: 0 });
+                    histogram.push(Bucket { le_us, count: 0 });
                 }
             }
             match histogram.last_mut() {
                 Some(bucket) => bucket.count += 1,
-                None => histogram.push(LatencyBucket { le_us, count: 1 }),
+                None => histogram.push(Bucket { le_us, count: 1 }),
             }
         }
-        Requests {
+        LatencySummary {
             count: count as u64,
-            mean_us: sorted.iter().sum::<f64>() / count as f64,
-            p50_us: sorted[count / 2],
-            p99_us: sorted[count * 99 / 100],
-            max_us: max,
+            mean: sorted.iter().sum::<f64>() / count as f64,
+            p50: sorted[count / 2],
+            p99: sorted[count * 99 / 100],
+            max: max,
             histogram,
         }
     }

@@ -5,10 +5,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use hikkoshi_account::{GuestAt, Map, Phase, Side, State};
 use hikkoshi_lab::{Ram, VmConfig, Workload};
-use hikkoshi_status::{
-    Entry, Follow, GuestAt, Kind, Map, Phase, Record, Recording, Side, State, StatusFolder,
-};
+use hikkoshi_status::{Entry, Follow, Kind, Record, Recording, StatusFolder};
 use hikkoshi_tests::{
     Guest, JsonSchema, Migration, MigrationPlan, TestEnv, busy_guest, eventually,
 };
@@ -132,13 +131,13 @@ fn both_sides_of_a_move_can_be_watched() {
     assert!(states.iter().any(|state| state.time_left.is_some()));
     let last = states.last().unwrap();
     assert_eq!(
-        (last.stage.as_str(), last.peer_stage.as_str()),
+        (last.stage.name(), last.peer_stage.name()),
         ("done", "complete")
     );
     assert_eq!(last.rounds.len(), 2, "{:?}", last.rounds);
     // The account is that of `--json`.
     let account = end.account.as_ref().unwrap();
-    assert_eq!(account["downtime_ms"].as_f64(), report.downtime_ms);
+    assert_eq!(**account, report.0);
     assert_eq!(last.pages.urgent, report.pages.urgent);
 
     let (_, states, _) = &destination;
@@ -150,9 +149,12 @@ fn both_sides_of_a_move_can_be_watched() {
         assert_eq!((state.map.rated_pages, state.time_left), (Some(0), None));
     }
     let last = states.last().unwrap();
-    assert_eq!(last.stage, "complete");
+    assert_eq!(last.stage.name(), "complete");
     let arrived = |list: &[u64]| list.iter().sum::<u64>();
-    assert_eq!(last.requests.count, report.request_latency_us.count);
+    assert_eq!(
+        last.requests.count,
+        report.requests.request_latency_us.count
+    );
     assert_eq!(
         arrived(&last.map.by_request) + arrived(&last.map.background),
         arrived(&source.1.last().unwrap().map.by_request)

@@ -414,7 +414,7 @@ fn huge_pages_are_rebuilt_beside_confined_threads() {
     let plan = MigrationPlan::new("postcopy").receive_args(&["--collapse=2G"]);
     let before = free_huge_pages();
     let [_, there] = moved_by_confined_threads(&mut guest, plan);
-    let collapse = there.collapse.unwrap();
+    let collapse = there.collapse.clone().unwrap();
     assert!(collapse.tried > 0, "{collapse:?}");
-    collapse.assert_rebuilt(before);
+    hikkoshi_tests::assert_rebuilt(&collapse, before);
 }

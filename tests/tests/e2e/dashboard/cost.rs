@@ -2,7 +2,8 @@
 //! bench-dashboard`; docs/dashboard.md has the table).
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_status::{Record, Side, StatusFolder, StatusServer};
+use hikkoshi_account::Side;
+use hikkoshi_status::{Record, StatusFolder, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{Program, TestEnv, hikkoshi};
 use std::io::{Read, Write};

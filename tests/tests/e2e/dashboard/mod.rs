@@ -8,11 +8,10 @@ mod page;
 pub(crate) mod reports;
 mod resumed;
 
+use hikkoshi_account::{Converges, DiskCopy, Phase, Side, State};
 use hikkoshi_lab::http_get;
 use hikkoshi_lab::prometheus::{Prometheus, check_metrics, check_rules, test_rules};
-use hikkoshi_status::{
-    Converges, DiskCopy, Phase, Record, Side, State, StatusFolder, StatusServer,
-};
+use hikkoshi_status::{Record, StatusFolder, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, busy_guest, eventually,
@@ -259,7 +258,10 @@ fn prometheus_scrapes_a_move_and_its_end() {
         assert_eq!(value(&query), pages as f64, "{query}");
     }
     let latency = "hikkoshi_migration_request_latency_seconds_count{side=\"destination\"}";
-    assert_eq!(value(latency), there.request_latency_us.count as f64);
+    assert_eq!(
+        value(latency),
+        there.requests.request_latency_us.count as f64
+    );
     assert_eq!(
         value("hikkoshi_migration_missing_pages{side=\"destination\"}"),
         0.0

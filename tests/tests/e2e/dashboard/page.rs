@@ -1,7 +1,8 @@
 //! The dashboard's page in a browser, during a real move.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_status::{Recording, Side};
+use hikkoshi_account::Side;
+use hikkoshi_status::Recording;
 use hikkoshi_tests::{
     Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, busy_guest, count,
     eventually, legend_of,

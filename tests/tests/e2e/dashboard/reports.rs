@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use hikkoshi_account::Side;
 use hikkoshi_dashboard::recordings_in;
-use hikkoshi_status::{Entry, Kind, Recording, Side, StatusFolder};
+use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
 use hikkoshi_tests::{
     Breakpoint, Exit, Guest, JsonReport, LONG, MessageKind, MigrationPlan, Program, ShownPage,
     TestEnv, busy_guest, count, eventually, hikkoshi,
@@ -179,7 +180,10 @@ fn a_cancelled_migration_and_a_move_are_reported() {
     exit.assert(0, &[]);
     assert!(exit.stdout.contains("the report is in "), "{exit:?}");
     assert_eq!(sides(&last), both);
-    assert_eq!(recordings(&last)[0].migration.id, here.migration_id);
+    assert_eq!(
+        recordings(&last)[0].migration.id,
+        here.engine().migration_id
+    );
 
     // What is shown is what `--json` says.
     let shown = ShownPage::start();
@@ -196,7 +200,7 @@ fn a_cancelled_migration_and_a_move_are_reported() {
         ] {
             assert_eq!(row(&rows, name), [count(value)], "{name}");
         }
-        let requests = &there.request_latency_us;
+        let requests = &there.requests.request_latency_us;
         assert_eq!(row(&rows, "Page requests"), [count(requests.count)]);
         let rows = shown.table("Time and data");
         let bytes = &here.bytes;

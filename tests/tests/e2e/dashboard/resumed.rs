@@ -2,7 +2,8 @@
 //! the engines that resume the migration.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_status::{Kind, Phase, Recording, Side, StatusFolder};
+use hikkoshi_account::{Phase, Side};
+use hikkoshi_status::{Kind, Recording, StatusFolder};
 use hikkoshi_tests::{
     Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, Transport, busy_guest,
     count, eventually,
@@ -140,7 +141,7 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
         if joined.migration.side == Side::Destination {
             assert_eq!(
                 both.requests.count,
-                first.requests.count + report.request_latency_us.count
+                first.requests.count + report.requests.request_latency_us.count
             );
         }
         // The time without an engine is over.

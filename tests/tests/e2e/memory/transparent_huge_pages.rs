@@ -39,7 +39,7 @@ fn private_memory_regains_huge_pages() {
         let (collapse, huge) = (collapse.unwrap(), huge_bytes(&guest));
         log(format!("{mode}: {collapse:?}, {} MiB huge", huge >> 20));
         assert!(collapse.tried >= 16, "{collapse:?}");
-        collapse.assert_rebuilt(before);
+        hikkoshi_tests::assert_rebuilt(&collapse, before);
         assert!(huge >> 21 >= collapse.rebuilt, "{huge} bytes: {collapse:?}");
     }
     guest.migrate(&MigrationPlan::new("hybrid"));

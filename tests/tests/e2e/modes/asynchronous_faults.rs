@@ -2,10 +2,10 @@
 //! runs.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_account::{AsynchronousFaults, FaultKind, ThreadFaults};
 use hikkoshi_lab::{GuestReport, Ram, RamBackend, Scanned, Totals, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, ThreadFaults, eventually,
-    kvm_present, log,
+    Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, eventually, kvm_present, log,
 };
 use std::time::Duration;
 
@@ -163,13 +163,13 @@ fn tasks_of_several_processors_write_during_moves() {
     let mut guest = Guest::boot_without_extra_disk(&env, config);
     for mode in ["postcopy", "hybrid", "precopy"] {
         let report = guest.migrate(&MigrationPlan::new(mode));
-        assert_eq!(report.asynchronous_faults.as_deref(), Some("used"));
-        let of_workers = |faults: &&ThreadFaults| faults.kind == "asynchronous";
-        let handled = report.faults.iter().find(of_workers);
+        assert_eq!(report.asynchronous_faults, Some(AsynchronousFaults::Used));
+        let of_workers = |faults: &&ThreadFaults| faults.kind == FaultKind::Asynchronous;
+        let handled = report.requests.faults.iter().find(of_workers);
         // After pre-copy all pages may have arrived before a task needs one.
         match mode {
-            "postcopy" => assert!(handled.is_some(), "{:?}", report.faults),
-            "precopy" => assert!(handled.is_none(), "{:?}", report.faults),
+            "postcopy" => assert!(handled.is_some(), "{:?}", report.requests.faults),
+            "precopy" => assert!(handled.is_none(), "{:?}", report.requests.faults),
             _ => {}
         }
         let totals = guest.vm().totals(LONG).unwrap();

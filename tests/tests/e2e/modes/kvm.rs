@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
+use hikkoshi_account::AsynchronousFaults;
 use hikkoshi_lab::{HugePageSize, QemuVersion, Ram, RamBackend, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, InjectedFault, MessageKind, MigrationPlan, TestEnv, Transport, Victim,
@@ -41,7 +42,7 @@ fn move_by_all_modes(config: VmConfig, source: Ram, destination: Ram) {
         let report = guest.complete_migration(&exits, finished, "running");
         assert_eq!(report.postcopy, mode != "precopy");
         // The default model does not have them.
-        assert_eq!(report.asynchronous_faults.as_deref(), Some("off"));
+        assert_eq!(report.asynchronous_faults, Some(AsynchronousFaults::Off));
     }
 }
 

@@ -1,8 +1,9 @@
 //! What was sent twice, and why: the numbers of `--json`, of the status and of a relay.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_account::Repeats;
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_status::{Kind, Recording, Repeats, StatusFolder};
+use hikkoshi_status::{Kind, Recording, StatusFolder};
 use hikkoshi_tests::{
     Guest, MessageKind, Migration, MigrationPlan, TestEnv, Transport, eventually,
 };

@@ -1,13 +1,14 @@
 //! Post-copy with every policy that prefers urgent pages, and with the policies disabled.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_account::ThreadFaults;
 use hikkoshi_lab::{
     GuestNetwork, GuestReport, HostPair, HugePageSize, HugePages, Pattern, Ram, RateLimit,
     VmConfig, Workload,
 };
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonReport, LONG, MessageKind, Migration, MigrationPlan, TestEnv,
-    ThreadFaults, ThreadScheduling, Transport, eventually, free_huge_pages, log,
+    ThreadScheduling, Transport, eventually, free_huge_pages, log,
 };
 use std::time::Duration;
 
@@ -23,10 +24,11 @@ fn four(mib: u64) -> VmConfig {
 /// The virtual processors that have faulted.
 fn waited(json_report: &JsonReport) -> Vec<u32> {
     let mut numbers: Vec<_> = json_report
+        .requests
         .faults
         .iter()
         .filter(|thread| thread.count > 0)
-        .filter_map(|thread| thread.vcpu)
+        .filter_map(|thread| thread.kind.vcpu())
         .collect();
     numbers.sort_unstable();
     numbers
@@ -72,7 +74,7 @@ fn four_processors_several_links_and_fault_threads() {
                 waited(&json_report),
                 [0, 1, 2, 3],
                 "{:?}",
-                json_report.faults
+                json_report.requests.faults
             );
         }
     }
@@ -126,8 +128,8 @@ fn four_processors_fault_on_the_same_pages() {
     // requests. How many more depends on the host's cores and load: with four idle cores nearly
     // three for each page; otherwise late processors find the page installed.
     let (requests, faults) = (
-        json_report.request_latency_us.count,
-        all_of(&json_report.faults),
+        json_report.requests.request_latency_us.count,
+        all_of(&json_report.requests.faults),
     );
     log(format!("{faults} faults, {requests} requests"));
     assert!(faults > requests, "{json_report:?}");
@@ -135,7 +137,7 @@ fn four_processors_fault_on_the_same_pages() {
         waited(&json_report),
         [0, 1, 2, 3],
         "{:?}",
-        json_report.faults
+        json_report.requests.faults
     );
 }
 
@@ -151,7 +153,7 @@ fn faults_on_pages_in_flight() {
     let mut guest = Guest::boot(&env, VmConfig::new().cpus(2).workload(workload));
     let plan = MigrationPlan::new("postcopy").delay(MessageKind::Pages, Duration::from_millis(2));
     let json_report = guest.migrate(&plan);
-    let under_way = json_report.requests_under_way.unwrap();
+    let under_way = json_report.requests.requests_under_way.unwrap();
     log(format!("{under_way} requests for pages in flight"));
     assert!(under_way > 0, "{json_report:?}");
 }
@@ -174,11 +176,14 @@ fn devices_fault_while_they_are_loaded() {
         .between_namespaces(network.source(), network.destination());
     let (exits, finished) = guest.start_migration(&plan).wait();
     let there = exits.json_reports[1].as_ref().unwrap();
-    let before = there.faults_before_running.clone().unwrap();
+    let before = there.requests.faults_before_running.clone().unwrap();
     log(format!("before the guest ran: {before:?}"));
-    let devices = before.iter().filter(|thread| thread.vcpu.is_none());
+    let devices = before.iter().filter(|thread| thread.kind.vcpu().is_none());
     assert!(devices.map(|thread| thread.count).sum::<u64>() > 0);
-    assert!(all_of(&before) <= all_of(&there.faults), "{there:?}");
+    assert!(
+        all_of(&before) <= all_of(&there.requests.faults),
+        "{there:?}"
+    );
     guest.complete_migration(&exits, finished, "running");
 }
 
@@ -346,7 +351,7 @@ fn huge_pages_rebuilt_afterwards() {
         .clone()
         .unwrap();
     assert!(collapse.tried >= 32, "{collapse:?}");
-    collapse.assert_rebuilt(before);
+    hikkoshi_tests::assert_rebuilt(&collapse, before);
     assert!(exits.json_reports[0].as_ref().unwrap().collapse.is_none());
     guest.complete_migration(&exits, finished, "running");
 }

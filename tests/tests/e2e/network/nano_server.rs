@@ -4,6 +4,7 @@
 use super::frames::{PORT, Setup};
 use std::fs::File;
 
+use hikkoshi_account::AsynchronousFaults;
 use hikkoshi_lab::{FileClients, Files, GuestNetwork, Nic, Ram, RamBackend, VmConfig, Workload};
 use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, Transport, kvm_present, log};
 
@@ -34,7 +35,10 @@ fn nothing_is_lost_on(nic: Nic, network: &GuestNetwork, mode: &'static str) {
     let config = guest(nic, workload).cpus(2);
     let moved = Setup::with_lines(network, config).moved(mode);
     moved.assert_all_answered();
-    assert_eq!(moved.report.asynchronous_faults.as_deref(), Some("used"));
+    assert_eq!(
+        moved.report.asynchronous_faults,
+        Some(AsynchronousFaults::Used)
+    );
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn files_are_served_while_their_pages_are_missing() {
     let answers = clients.finish().unwrap();
     let totals = guest.vm().totals(LONG).unwrap();
     log(format!("{answers} answers, {totals:?}"));
-    assert_eq!(report.asynchronous_faults.as_deref(), Some("used"));
+    assert_eq!(report.asynchronous_faults, Some(AsynchronousFaults::Used));
     // At least as many as there are clients: each one's task has waited for a page of its own.
     assert!(totals.not_present > CLIENTS, "{totals:?}");
     assert_eq!(totals.waiting, 0, "{totals:?}");

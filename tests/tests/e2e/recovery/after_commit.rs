@@ -217,12 +217,12 @@ fn a_wait_over_an_outage_is_reported_in_full() {
     let [here, there] = reports;
     for report in [&here, &there] {
         // By two clocks. The guest's longest time may have more than this wait in it.
-        let measured = report.request_latency_us.max;
+        let measured = report.requests.request_latency_us.max;
         assert!(
             measured >= silent * 0.9e6 && measured <= longest * 1.1,
             "{measured} µs where the guest waited for {longest} µs: {report:?}"
         );
-        assert_eq!(report.unmeasured_requests, 0, "{report:?}");
+        assert_eq!(report.requests.unmeasured_requests, 0, "{report:?}");
         assert_eq!(report.outages.len(), 1, "{report:?}");
     }
     let outage = there.outages[0];

@@ -349,7 +349,7 @@ fn the_source_qemu_quits_in_postcopy(with_engine: bool) {
         panic!("a JSON report is missing: {exits:?}");
     };
     assert!(here.pages.background > 0, "{here:?}");
-    assert!(there.request_latency_us.count > 0, "{there:?}");
+    assert!(there.requests.request_latency_us.count > 0, "{there:?}");
     guest.complete_resumed_migration(&exits, finished, "source QEMU has quit");
     guest.migrate(&MigrationPlan::new("precopy"));
 }

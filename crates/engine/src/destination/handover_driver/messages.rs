@@ -10,6 +10,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::reason_for_source;
+use crate::report::{latency_sent, measures};
 
 /// How long the source may take to answer the last message: to say goodbye, or that it keeps a
 /// guest that was declined.
@@ -74,8 +75,8 @@ impl HandoverDriver<'_> {
             links.session.send_last(&message);
         }
         let complete = ToSource::Complete {
-            requests: (&requests.request_latency_us).into(),
-            faults: Box::new(requests.measures()),
+            requests: latency_sent(&requests.request_latency_us),
+            faults: Box::new(measures(&requests)),
         };
         links.session.send_last(&complete);
         self.guest.requests = Some(requests);

@@ -38,8 +38,7 @@ use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
-use crate::network_frames::FramesAccount;
-use crate::report::RequestStatistics;
+use crate::report::{FramesAccount, RequestStatistics};
 use crate::retry::RetryBudget;
 
 /// What is reported of a guest that has ended its machine.

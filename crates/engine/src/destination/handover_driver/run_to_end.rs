@@ -1,14 +1,13 @@
 //! Drives the handover to its end, and sums up the migration.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::destination::error::ReceiveError;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::postcopy::huge::collapse;
 use crate::guest::DestinationGuest;
-use crate::report::{Account, GuestState, millis, total_ms};
+use crate::report::{Account, guest_state, millis, total_ms};
 use hikkoshi_handover::DestinationEvent;
 
 /// From *ready* on, or from where another engine was.
@@ -29,38 +28,28 @@ pub(crate) fn finish_handover(
     let pages = driver.ram.layout().pages();
     let result = driver.run(guest, first)?;
     let total = total_ms(begun, resumed.then_some(&history));
-    let engine_ms = total_ms(begun, None);
+    let engine_ms = resumed.then(|| total_ms(begun, None));
     let collapse = options
         .collapse
         .filter(|_| result.shut_down == Some(false))
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
-    let (repeats, round_accounts, outages) = context.live.history();
-    let disk_bytes = context.counters.disk_bytes.load(Relaxed);
+    let (repeats, rounds_detail, outages) = context.live.history();
     Ok(Account {
-        mode,
-        guest_state: GuestState::new(running, result.shut_down),
-        resumed,
         total_ms: total,
         engine_ms,
         downtime_ms: result.downtime.map(millis),
-        likely_downtime_ms: None,
         switchover: context.steps.all(),
-        rounds: 0,
         postcopy,
         pages: context.counters.pages(pages),
         bytes: context.counters.bytes(),
         repeats,
-        round_accounts,
+        rounds_detail,
         outages,
-        stale_pages: None,
-        disks: Vec::new(),
-        disk_bytes,
-        drains: None,
+        disk_bytes: context.counters.disk_bytes(),
         frames: result.frames,
         requests: result.requests,
         collapse,
-        source_private_bytes: None,
-        asynchronous_faults: None,
         left_to_do: result.left_to_do,
+        ..Account::new(mode, guest_state(running, result.shut_down))
     })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::report::{Bucket, LatencySummary};
+use hikkoshi_account::{Bucket, LatencySummary};
 
 /// Each power of two of nanoseconds is divided into so many buckets, as a power of two.
 const PART_BITS: u32 = 3;

@@ -18,45 +18,23 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use hikkoshi_account::{
+    Bytes, DiskCopy, GuestAt, Outage, Pages, Phase, Repeats, Round, Stage, State,
+};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_memory::ContentMap;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
-use crate::disks::DiskProgress;
-use crate::report::{
-    Bytes, Counters, LatencySummary, Pages, Phase, Repeats, SwitchoverStep, SwitchoverSteps,
-    Tracker,
-};
+use crate::report::{Counters, SwitchoverSteps, Tracker, millis, whole_millis};
 
 pub use latency_counters::LatencyCounters;
 pub use memory_map::{Cell, CellCounts, MAX_CELLS, MemoryMap};
-pub use outages::Outage;
 pub(crate) use outages::Outages;
-pub use rounds::RoundAccount;
 pub(crate) use rounds::Rounds;
-pub(crate) use stage::StageJournal;
-
-/// The stage of the handover that one side has recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// This is the source.
-    Source(SourceStage),
-    /// This is the destination.
-    Destination(DestinationStage),
-}
-
-/// Where the guest is, as far as this side knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GuestAt {
-    /// At the source.
-    Source,
-    /// Paused for the switchover.
-    Paused,
-    /// At the destination.
-    Destination,
-}
+pub(crate) use stage::HasStage;
+use stage::{StageJournal, of_peer};
 
 /// The pages that are missing at the destination, at the source: that are not sent yet; in
 /// post-copy.
@@ -97,7 +75,7 @@ pub struct Live {
     /// At the source: about how many bytes the copies of the disks send.
     disk_content: OnceLock<u64>,
     /// At the source.
-    disks: Mutex<Vec<DiskProgress>>,
+    disks: Mutex<Vec<DiskCopy>>,
     /// Weak, because it holds the userfaultfd, and an observer may keep this for long.
     missing: OnceLock<Weak<dyn MissingAndRequested>>,
     /// The number of missing pages when it was last read.
@@ -126,60 +104,20 @@ pub(crate) struct LiveStart<'a> {
     pub(crate) layout: &'a RamLayout,
 }
 
-/// The state of a migration at one time.
+/// The state of a migration at one time, and what else is known then.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// When: the time since the migration began on this side.
     pub at: Duration,
-    /// The phase.
-    pub phase: Phase,
-    /// The present pre-copy round, counted from 1 (source). 0 in other phases, and at the
-    /// destination, which does not know it.
-    pub round: u32,
-    /// Pages of this phase (of this round) that are done.
-    pub done_pages: u64,
-    /// Pages of this phase (of this round) in total. 0 if that is not known: in pre-copy at the
-    /// destination.
-    pub total_pages: u64,
-    /// The stage that this side has recorded.
-    pub stage: Stage,
-    /// The stage of the other side, as far as it follows from its messages.
-    pub peer_stage: Stage,
-    /// Where the guest is.
-    pub guest_at: GuestAt,
-    /// Pages so far.
-    pub pages: Pages,
-    /// Pages that were sent more than once (source). `None` if another engine began the migration:
-    /// what it sent is not known.
-    pub repeats: Option<Repeats>,
-    /// Bytes so far.
-    pub bytes: Bytes,
+    /// The state. Without what an observer calculates from several states: rates, limits, the time
+    /// that is left, whether pre-copy converges, and the map.
+    pub state: State,
     /// Where the guest's memory had content when the migration began (source). `None`: not known.
     pub content: Option<Arc<ContentMap>>,
     /// About how many bytes the copies of the disks send (source). `None`: not known.
     pub disk_content: Option<u64>,
-    /// How far the disks are copied (source).
-    pub disks: Vec<DiskProgress>,
-    /// Bytes for disks so far.
-    pub disk_bytes: u64,
-    /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
-    pub missing: Option<u64>,
     /// First pages of the host pages that are requested and have not arrived (destination).
     pub waiting: Vec<Page>,
-    /// Latency of page requests (destination).
-    pub requests: LatencySummary,
-    /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
-    /// with a guest that its owner had paused.
-    pub downtime: Option<Duration>,
-    /// How long it likely was paused (source): `downtime` ends when this side received the report
-    /// that it runs. `None`: not known.
-    pub likely_downtime: Option<Duration>,
-    /// The steps of the switchover that are done.
-    pub switchover: Vec<SwitchoverStep>,
-    /// The newest rounds of pre-copy (source).
-    pub rounds: Vec<RoundAccount>,
-    /// The newest times without links after the handover.
-    pub outages: Vec<Outage>,
 }
 
 impl Live {
@@ -263,16 +201,16 @@ impl Live {
     }
 
     /// How far the disks are copied now.
-    pub(crate) fn set_disks(&self, disks: Vec<DiskProgress>) {
+    pub(crate) fn set_disks(&self, disks: Vec<DiskCopy>) {
         *self.lock_disks() = disks;
     }
 
     /// How far the disks are copied.
-    pub(crate) fn disks(&self) -> Vec<DiskProgress> {
+    pub(crate) fn disks(&self) -> Vec<DiskCopy> {
         self.lock_disks().clone()
     }
 
-    fn lock_disks(&self) -> MutexGuard<'_, Vec<DiskProgress>> {
+    fn lock_disks(&self) -> MutexGuard<'_, Vec<DiskCopy>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -298,8 +236,7 @@ impl Live {
         journal: &Arc<dyn hikkoshi_handover::Journal<R>>,
     ) -> Arc<dyn hikkoshi_handover::Journal<R>>
     where
-        R: Debug + 'static,
-        for<'a> Stage: From<&'a R>,
+        R: Debug + HasStage + 'static,
     {
         Arc::new(StageJournal::new(journal, &self.stage))
     }
@@ -316,7 +253,7 @@ impl Live {
     }
 
     /// What an account has from here: repeats, rounds and outages.
-    pub(crate) fn history(&self) -> (Option<Repeats>, Vec<RoundAccount>, Vec<Outage>) {
+    pub(crate) fn history(&self) -> (Option<Repeats>, Vec<Round>, Vec<Outage>) {
         (
             self.repeats(self.stage.get()),
             self.rounds.newest(self.begun, &self.counters),
@@ -355,33 +292,61 @@ impl Live {
         if let Some(Some(present)) = &post_copy {
             present.each_waiting(&mut |page| waiting.push(page));
         }
-        let switchover = self.steps.all();
-        Snapshot {
-            at: self.since(Instant::now()),
+        let (at, switchover) = (self.since(Instant::now()), self.steps.all());
+        let repeats = self.repeats(stage);
+        let mut state = State {
+            at_ms: whole_millis(at),
             phase,
             round,
             done_pages,
             total_pages,
             stage,
-            peer_stage: stage.of_peer(&switchover),
+            peer_stage: of_peer(stage, &switchover),
             guest_at: guest_at(stage, downtime.is_some(), self.steps.is_paused()),
-            pages: self.counters.pages(self.layout.pages()),
-            repeats: self.repeats(stage),
-            bytes: self.counters.bytes(),
-            content: self.content.get().cloned(),
-            disk_content: self.disk_content.get().copied(),
+            pages: Pages {
+                again: Some(repeats.map_or(0, |repeats| repeats.precopy.pages)),
+                ..self.counters.pages(self.layout.pages())
+            },
+            bytes: Bytes {
+                disks: Some(self.counters.disk_bytes.load(Relaxed)),
+                ..self.counters.bytes()
+            },
+            repeats,
             disks: self.disks(),
-            disk_bytes: self.counters.disk_bytes.load(Relaxed),
-            missing,
-            waiting,
+            missing_pages: missing,
+            waiting_pages: waiting.len() as u64,
             requests: self.latencies.summary(),
-            downtime,
-            likely_downtime: self.steps.likely_downtime(),
+            downtime_ms: downtime.map(millis),
+            likely_downtime_ms: self.steps.likely_downtime().map(millis),
             switchover,
             rounds: self.rounds.newest(self.begun, &self.counters),
             outages: self.outages.newest(self.begun),
+            ..State::new(stage.side())
+        };
+        if copies_disks(&state) {
+            state.phase = Phase::Disks;
+        }
+        Snapshot {
+            at,
+            state,
+            content: self.content.get().cloned(),
+            disk_content: self.disk_content.get().copied(),
+            waiting,
         }
     }
+}
+
+/// Whether disks are copied. The source connects again after an outage, when disks were copied long
+/// ago. A destination does not know when they are complete, but the first page follows them.
+fn copies_disks(now: &State) -> bool {
+    now.guest_at == GuestAt::Source
+        && match (now.stage, now.phase) {
+            (Stage::Source(_), Phase::Connecting) => !now.disks.is_empty(),
+            (Stage::Destination(_), Phase::Connecting | Phase::Precopy) => {
+                now.bytes.disks > Some(0) && now.pages.precopy + now.pages.zero == 0
+            }
+            _ => false,
+        }
 }
 
 /// Where the guest is.
@@ -448,12 +413,12 @@ mod tests {
             journal.record(&record).unwrap();
         };
         let state = || {
-            let now = live.snapshot();
+            let now = live.snapshot().state;
             (
                 now.guest_at,
                 now.stage,
                 now.peer_stage,
-                now.downtime.is_some(),
+                now.downtime_ms.is_some(),
             )
         };
         let (source, there) = (Stage::Source, Stage::Destination);
@@ -484,9 +449,9 @@ mod tests {
             )
         );
         // The downtime does not grow any more.
-        let downtime = live.snapshot().downtime;
+        let downtime = live.snapshot().state.downtime_ms;
         thread::sleep(Duration::from_millis(2));
-        assert_eq!(live.snapshot().downtime, downtime);
+        assert_eq!(live.snapshot().state.downtime_ms, downtime);
     }
 
     #[test]
@@ -494,20 +459,46 @@ mod tests {
         let live = live();
         live.steps.begin(Instant::now());
         live.steps.end(Instant::now());
-        let now = live.snapshot();
+        let now = live.snapshot().state;
         assert_eq!(now.guest_at, GuestAt::Source);
-        assert!(now.downtime.is_some(), "it was paused");
+        assert!(now.downtime_ms.is_some(), "it was paused");
     }
 
     #[test]
     fn missing_pages_are_those_of_the_phase_at_the_source() {
         let live = live();
-        assert_eq!(live.snapshot().missing, None);
+        assert_eq!(live.snapshot().state.missing_pages, None);
         live.tracker.begin(Phase::Postcopy, 0, 100);
         live.tracker.done(30);
-        assert_eq!(live.snapshot().missing, Some(70));
+        assert_eq!(live.snapshot().state.missing_pages, Some(70));
         live.map
             .add(Cell::Urgent, PageRange::from_len(Page::new(0), 3));
         assert_eq!(live.map().cell(0).urgent, 3);
+    }
+
+    #[test]
+    fn disks_are_copied_before_the_guest_has_moved() {
+        let mut now = live().snapshot().state;
+        assert_eq!(now.phase, Phase::Connecting);
+        assert!(!copies_disks(&now));
+        now.disks = vec![DiskCopy {
+            name: "vda".into(),
+            copied_bytes: 5,
+            total_bytes: 9,
+            in_sync: false,
+        }];
+        assert!(copies_disks(&now));
+        // The links were lost in post-copy, and are opened again.
+        now.guest_at = GuestAt::Destination;
+        assert!(!copies_disks(&now));
+        let mut there = live().snapshot().state;
+        there.stage = Stage::Destination(DestinationStage::Receiving);
+        assert!(!copies_disks(&there));
+        there.bytes.disks = Some(7);
+        assert!(copies_disks(&there));
+        there.phase = Phase::Precopy;
+        assert!(copies_disks(&there));
+        there.pages.zero = 1;
+        assert!(!copies_disks(&there));
     }
 }

@@ -2,23 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use hikkoshi_account::Outage;
+
+use crate::report::whole_millis;
 
 /// The most outages that are kept.
 const KEPT: usize = 100;
-
-/// A time without links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outage {
-    /// When the last byte of the other side arrived, which is before the loss was noticed: the time
-    /// since the migration began. On unix sockets, or if another engine lost the links: when this
-    /// engine noticed it.
-    pub from: Duration,
-    /// When the links were up again. `None`: they are not.
-    pub to: Option<Duration>,
-    /// While they are not: when this engine gives up. `None`: it waits without a limit.
-    pub until: Option<Duration>,
-}
 
 /// The newest outages.
 #[derive(Debug, Default)]
@@ -63,12 +54,12 @@ impl Outages {
 
     /// All outages that are kept.
     pub(crate) fn newest(&self, zero: Instant) -> Vec<Outage> {
-        let since = |at: Instant| at.saturating_duration_since(zero);
+        let since = |at: Instant| whole_millis(at.saturating_duration_since(zero));
         let outages = self.lock();
         let outage = |times: &Times| Outage {
-            from: since(times.from),
-            to: times.to.map(since),
-            until: times.until.filter(|_| times.to.is_none()).map(since),
+            from_ms: since(times.from),
+            to_ms: times.to.map(since),
+            until_ms: times.until.filter(|_| times.to.is_none()).map(since),
         };
         outages.iter().map(outage).collect()
     }
@@ -81,6 +72,7 @@ impl Outages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn an_outage_lasts_until_the_links_are_up() {
@@ -92,14 +84,14 @@ mod tests {
         assert!(matches!(
             outages.newest(zero)[..],
             [Outage {
-                to: None,
-                until: Some(Duration { .. }),
+                to_ms: None,
+                until_ms: Some(_),
                 ..
             }]
         ));
         outages.end();
         let ended = outages.newest(zero);
-        assert!(matches!(ended[..], [Outage { until: None, .. }]));
+        assert!(matches!(ended[..], [Outage { until_ms: None, .. }]));
         outages.end();
         assert_eq!(outages.newest(zero), ended);
         for _ in 0..150 {
@@ -119,11 +111,11 @@ mod tests {
         let [first] = outages.newest(zero)[..] else {
             panic!("one outage");
         };
-        assert_eq!(first.from, Duration::from_secs(3));
-        assert_eq!(first.until, Some(Duration::from_secs(20)));
+        assert_eq!(first.from_ms, 3000);
+        assert_eq!(first.until_ms, Some(20_000));
         outages.end();
-        let to = outages.newest(zero)[0].to.unwrap();
+        let to = outages.newest(zero)[0].to_ms.unwrap();
         outages.begin(Some(zero), None);
-        assert_eq!(outages.newest(zero)[1].from, to);
+        assert_eq!(outages.newest(zero)[1].from_ms, to);
     }
 }

@@ -2,38 +2,21 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::report::Counters;
+use hikkoshi_account::Round;
+
+use crate::report::{Counters, whole_millis};
 
 /// The most rounds that are kept.
 const KEPT: usize = 100;
 
-/// A round of pre-copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoundAccount {
-    /// From 1.
-    pub round: u32,
-    /// When it began: the time since the migration began.
-    pub begun: Duration,
-    /// When everything had arrived. `None`: it is in progress.
-    pub ended: Option<Duration>,
-    /// Pages that were sent with their content.
-    pub pages: u64,
-    /// Pages that were sent as a mark.
-    pub zero: u64,
-    /// Bytes on the links.
-    pub bytes: u64,
-    /// Pages that were dirty at its end, as it was estimated.
-    pub dirty_pages: Option<u64>,
-}
-
 /// The newest rounds.
 #[derive(Debug, Default)]
-pub(crate) struct Rounds(Mutex<VecDeque<Round>>);
+pub(crate) struct Rounds(Mutex<VecDeque<Begun>>);
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct Begun {
     round: u32,
     begun: Instant,
     ended: Option<Instant>,
@@ -52,7 +35,7 @@ impl Rounds {
         if rounds.len() >= KEPT {
             rounds.pop_front();
         }
-        rounds.push_back(Round {
+        rounds.push_back(Begun {
             round,
             begun: Instant::now(),
             ended: None,
@@ -78,19 +61,19 @@ impl Rounds {
     }
 
     /// All rounds that are kept. The present one has what was sent so far.
-    pub(crate) fn newest(&self, zero: Instant, counters: &Counters) -> Vec<RoundAccount> {
-        let since = |at: Instant| at.saturating_duration_since(zero);
+    pub(crate) fn newest(&self, zero: Instant, counters: &Counters) -> Vec<Round> {
+        let since = |at: Instant| whole_millis(at.saturating_duration_since(zero));
         let (pages, bytes) = (counters.pages(0), counters.bytes());
-        let account = |round: &Round| {
+        let account = |round: &Begun| {
             let has_ended = round.ended.is_some();
             let counted = |count: u64, now: u64| match has_ended {
                 true => count,
                 false => now.saturating_sub(count),
             };
-            RoundAccount {
+            Round {
                 round: round.round,
-                begun: since(round.begun),
-                ended: round.ended.map(since),
+                begun_ms: since(round.begun),
+                ended_ms: round.ended.map(since),
                 pages: counted(round.pages, pages.precopy),
                 zero: counted(round.zero, pages.zero),
                 bytes: counted(round.bytes, bytes.precopy),
@@ -100,7 +83,7 @@ impl Rounds {
         self.lock().iter().map(account).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Round>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Begun>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,7 +111,7 @@ mod tests {
             (round.pages, round.bytes, round.dirty_pages),
             (7, 70, Some(3))
         );
-        assert!(round.ended >= Some(round.begun));
+        assert!(round.ended_ms >= Some(round.begun_ms));
     }
 
     #[test]

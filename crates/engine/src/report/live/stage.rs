@@ -4,10 +4,8 @@ use std::fmt::Debug;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hikkoshi_account::{Stage, SwitchoverStep};
 use hikkoshi_handover::{DestinationRecord, DestinationStage, Journal, SourceRecord, SourceStage};
-
-use super::Stage;
-use crate::report::SwitchoverStep;
 
 /// The stage that was recorded last.
 #[derive(Debug)]
@@ -43,14 +41,10 @@ impl<R> StageJournal<R> {
     }
 }
 
-impl<R> Journal<R> for StageJournal<R>
-where
-    R: Debug,
-    for<'a> Stage: From<&'a R>,
-{
+impl<R: Debug + HasStage> Journal<R> for StageJournal<R> {
     fn record(&self, record: &R) -> io::Result<()> {
         self.journal.record(record)?;
-        self.present.set(record.into());
+        self.present.set(record.stage());
         Ok(())
     }
 
@@ -59,34 +53,38 @@ where
     }
 }
 
-impl From<&SourceRecord> for Stage {
-    fn from(record: &SourceRecord) -> Self {
-        Self::Source(record.stage)
+/// A record of the handover.
+pub(crate) trait HasStage {
+    /// The stage in it.
+    fn stage(&self) -> Stage;
+}
+
+impl HasStage for SourceRecord {
+    fn stage(&self) -> Stage {
+        Stage::Source(self.stage)
     }
 }
 
-impl From<&DestinationRecord> for Stage {
-    fn from(record: &DestinationRecord) -> Self {
-        Self::Destination(record.stage)
+impl HasStage for DestinationRecord {
+    fn stage(&self) -> Stage {
+        Stage::Destination(self.stage)
     }
 }
 
-impl Stage {
-    /// The stage of the other side, as far as it follows from its messages.
-    pub(super) fn of_peer(self, switchover: &[SwitchoverStep]) -> Self {
-        let is_ready = || switchover.iter().any(|s| s.step == "destination ready");
-        match self {
-            Self::Source(SourceStage::Owned) if !is_ready() => {
-                Self::Destination(DestinationStage::Receiving)
-            }
-            Self::Source(SourceStage::Owned | SourceStage::Committed) => {
-                Self::Destination(DestinationStage::Ready)
-            }
-            Self::Source(SourceStage::HandedOver) => Self::Destination(DestinationStage::Running),
-            Self::Source(SourceStage::Done) => Self::Destination(DestinationStage::Complete),
-            Self::Destination(DestinationStage::Running) => Self::Source(SourceStage::Committed),
-            Self::Destination(DestinationStage::Complete) => Self::Source(SourceStage::HandedOver),
-            Self::Destination(_) => Self::Source(SourceStage::Owned),
+/// The stage of the other side, as far as it follows from its messages.
+pub(super) fn of_peer(stage: Stage, switchover: &[SwitchoverStep]) -> Stage {
+    let is_ready = || switchover.iter().any(|s| s.step == "destination ready");
+    match stage {
+        Stage::Source(SourceStage::Owned) if !is_ready() => {
+            Stage::Destination(DestinationStage::Receiving)
         }
+        Stage::Source(SourceStage::Owned | SourceStage::Committed) => {
+            Stage::Destination(DestinationStage::Ready)
+        }
+        Stage::Source(SourceStage::HandedOver) => Stage::Destination(DestinationStage::Running),
+        Stage::Source(SourceStage::Done) => Stage::Destination(DestinationStage::Complete),
+        Stage::Destination(DestinationStage::Running) => Stage::Source(SourceStage::Committed),
+        Stage::Destination(DestinationStage::Complete) => Stage::Source(SourceStage::HandedOver),
+        Stage::Destination(_) => Stage::Source(SourceStage::Owned),
     }
 }

@@ -19,8 +19,7 @@ use hikkoshi_handover::{DestinationStage, RecordedSource, SourceAction, SourceEv
 use hikkoshi_link::{LinkError, Remote};
 
 use crate::guest::SourceGuest;
-use crate::network_frames::FramesAccount;
-use crate::report::{Phase, RequestStatistics};
+use crate::report::{FramesAccount, Phase, RequestStatistics};
 use crate::retry::RetryBudget;
 use crate::source::context::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};

@@ -6,6 +6,7 @@ use error_reporter::Report;
 use hikkoshi_handover::{SourceEvent, SourceStage};
 use hikkoshi_wire::{RequestSummary, ToSource};
 
+use crate::report::{add_measures, latency_received};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::event_with_cause::{DOING, EventWithCause};
 use crate::source::handover_driver::{HandoverDriver, HandoverResult};
@@ -92,7 +93,7 @@ impl HandoverDriver<'_> {
                 ToSource::LeftToDo { what } => self.keep_left_to_do(what),
                 ToSource::ResumeTime { micros } => self.note_resume_time(micros),
                 ToSource::Complete { requests, faults } => {
-                    result.requests.add_measures(*faults);
+                    add_measures(&mut result.requests, *faults);
                     return Ok(self.complete(result, requests));
                 }
                 // Sent before the destination received *Commit*, which it will obey.
@@ -139,7 +140,7 @@ impl HandoverDriver<'_> {
     fn complete(&self, result: &mut HandoverResult, requests: RequestSummary) -> EventWithCause {
         match SourceFailure::check_all_sent(DOING, self.unsent.count()) {
             Ok(()) => {
-                result.requests.request_latency_us = requests.into();
+                result.requests.request_latency_us = latency_received(requests);
                 SourceEvent::Complete.into()
             }
             Err(violation) => EventWithCause::with_cause(SourceEvent::LinkLost, violation),

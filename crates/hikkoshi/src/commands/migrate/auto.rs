@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hikkoshi_account::Auto;
 use hikkoshi_engine::{CancelFlag, Mode, Observer};
 use hikkoshi_estimate::{Span, WorkingSet};
 use hikkoshi_link::Remote;
@@ -9,9 +10,8 @@ use hikkoshi_link::Remote;
 use crate::args::{Migrate, RequestedMode, WhenStalled};
 use crate::commands::check::CheckedGuestOf;
 use crate::commands::estimate::{NotEstimated, Request, estimate};
-use crate::output::estimate::{Estimated, SpanReport};
+use crate::output::estimate::{Estimated, predicted};
 use crate::output::exit::Exit;
-use crate::output::report::AutoReport;
 
 /// How long the guest's writes are measured.
 const SECONDS: Duration = Duration::from_millis(1500);
@@ -27,9 +27,17 @@ const PROBE_LIMIT: u64 = 256 << 20;
 pub(super) struct Chosen {
     /// The command line, with the mode.
     pub(super) args: Migrate,
-    pub(super) report: AutoReport,
+    pub(super) report: Auto,
     /// What the guest writes, if it was measured.
     pub(super) working_set: Option<WorkingSet>,
+}
+
+/// A mode, and why.
+struct ChosenMode {
+    mode: Mode,
+    /// Whether post-copy is possible.
+    may_postcopy: bool,
+    report: Auto,
 }
 
 /// Chooses the mode. `None`: `--mode auto` was not given.
@@ -64,11 +72,11 @@ pub(super) fn choose(
         probe_limit: PROBE_LIMIT,
     };
     let mut working_set = None;
-    let report = match estimate(&request, cancel) {
+    let chosen = match estimate(&request, cancel) {
         Ok(estimated) => {
-            let report = chosen(&estimated);
+            let chosen = choose_of(&estimated);
             working_set = Some(estimated.guest.working_set);
-            report
+            chosen
         }
         Err(NotEstimated::NoDirtyLog) => without_estimate(
             Mode::Postcopy,
@@ -76,14 +84,15 @@ pub(super) fn choose(
         ),
         Err(NotEstimated::Failed(exit)) => return Err(exit),
     };
-    observer.notice(&format!(
-        "mode {} was chosen: {}",
-        report.mode(),
-        report.reason
-    ));
+    let ChosenMode {
+        mode,
+        may_postcopy,
+        report,
+    } = chosen;
+    observer.notice(&format!("mode {mode} was chosen: {}", report.reason));
     let mut args = args.clone();
-    args.mode = Some(RequestedMode::Fixed(report.mode()));
-    if report.mode() == Mode::Precopy && report.may_postcopy {
+    args.mode = Some(RequestedMode::Fixed(mode));
+    if mode == Mode::Precopy && may_postcopy {
         // The guest may write more than it did while it was measured.
         args.convergence
             .when_stalled
@@ -96,7 +105,7 @@ pub(super) fn choose(
     }))
 }
 
-fn chosen(estimated: &Estimated) -> AutoReport {
+fn choose_of(estimated: &Estimated) -> ChosenMode {
     // If no mode is possible, the attempt says why.
     let (mode, reason) = match &estimated.choice {
         Some(choice) => (choice.mode, choice.reason.clone()),
@@ -107,25 +116,29 @@ fn chosen(estimated: &Estimated) -> AutoReport {
         modes.find(move |other| other.prediction.mode == mode)
     };
     let span = |span: fn(&hikkoshi_estimate::Prediction) -> Span| {
-        of(mode).map(|of| SpanReport::new(span(&of.prediction), 1e3))
+        of(mode).map(|of| predicted(span(&of.prediction), 1e3))
     };
-    AutoReport {
+    ChosenMode {
         mode,
-        chosen_mode: mode.to_string(),
-        reason,
-        downtime_ms: span(|prediction| prediction.downtime),
-        total_ms: span(|prediction| prediction.total),
         may_postcopy: of(Mode::Hybrid).is_some_and(|hybrid| hybrid.obstacles.is_empty()),
+        report: Auto {
+            chosen_mode: mode.to_string(),
+            reason,
+            downtime_ms: span(|prediction| prediction.downtime),
+            total_ms: span(|prediction| prediction.total),
+        },
     }
 }
 
-fn without_estimate(mode: Mode, reason: &str) -> AutoReport {
-    AutoReport {
+fn without_estimate(mode: Mode, reason: &str) -> ChosenMode {
+    ChosenMode {
         mode,
-        chosen_mode: mode.to_string(),
-        reason: reason.to_owned(),
-        downtime_ms: None,
-        total_ms: None,
         may_postcopy: true,
+        report: Auto {
+            chosen_mode: mode.to_string(),
+            reason: reason.to_owned(),
+            downtime_ms: None,
+            total_ms: None,
+        },
     }
 }

@@ -12,12 +12,12 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
+use hikkoshi_account::Side;
 use hikkoshi_engine::{CancelFlag, Mode, migrate};
 use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, KeptRequest, Remote};
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{AttachError, Excludes, QemuIdentity, QemuSource};
-use hikkoshi_status::Side;
 
 use self::run::{AttachedSource, Machine};
 use crate::args::{Migrate, NamedGuest, RequestedMode};

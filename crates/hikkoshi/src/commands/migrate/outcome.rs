@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_engine::report::GuestState;
+use hikkoshi_account::{Account, GuestState, SourceQuit};
+use hikkoshi_engine::MigrateError;
 use hikkoshi_engine::source::SourceFailure;
-use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress};
 use hikkoshi_qemu::{GuestNow, QemuIdentity, QemuSource, QuitError};
@@ -13,12 +13,11 @@ use hikkoshi_qemu::{GuestNow, QemuIdentity, QemuSource, QuitError};
 use crate::args::MigrateOptions;
 use crate::commands::guard::QEMU_ENDED;
 use crate::commands::monitor::resume_by_hand;
-use crate::commands::print_result::print_result;
+use crate::commands::print_result::{SourceExtras, print_result};
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::SourceEntry;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
-use crate::output::report::{SourceExtras, SourceQuit};
 use crate::output::streams;
 use crate::status::Session;
 
@@ -66,7 +65,7 @@ pub(super) fn report(
     result: Result<Account, MigrateError>,
     journal: &Path,
     machine: &SourceMachine<'_>,
-    extras: SourceExtras<'_>,
+    extras: SourceExtras,
 ) -> Result<ExitStatus, Exit> {
     let (monitor, qemu_pid) = (machine.monitor, machine.pid);
     let error = match result {
@@ -80,7 +79,7 @@ pub(super) fn report(
                      and must not be continued here"
                 }
             };
-            let next = match extras.quit {
+            let next = match &extras.quit {
                 Some(SourceQuit {
                     source_quit_error: Some(error),
                     ..

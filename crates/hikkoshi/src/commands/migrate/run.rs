@@ -21,11 +21,11 @@ use super::outcome::{self, SourceMachine};
 use crate::args::{Migrate, MigrateOptions, Security};
 use crate::commands::guard::GuardProcess;
 use crate::commands::monitor;
+use crate::commands::print_result::SourceExtras;
 use crate::commands::resume_command::set_command;
 use crate::journal::JournalFile;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::report::{AutoReport, SourceExtras};
 use crate::security;
 use crate::status::Session;
 
@@ -67,7 +67,7 @@ pub(super) struct AttachedSource<'a> {
     /// What the journal has of the engine: `None` for a migration that begins now.
     pub record: Option<SourceRecord>,
     /// What was measured to choose the mode.
-    pub auto: Option<&'a AutoReport>,
+    pub auto: Option<&'a hikkoshi_account::Auto>,
 }
 
 /// A migration whose guest is restored if this process is killed.
@@ -81,7 +81,7 @@ pub(super) struct SourceRun<'a> {
     remote: Remote,
     monitor: Arc<dyn Monitor>,
     identity: QemuIdentity,
-    auto: Option<&'a AutoReport>,
+    auto: Option<&'a hikkoshi_account::Auto>,
     machine: Machine,
     journal: Arc<SourceJournal>,
     _guard: Option<GuardProcess>,
@@ -195,8 +195,8 @@ impl SourceRun<'_> {
             ran: self.identity.description.running,
         };
         let extras = SourceExtras {
-            quit: quit.as_ref(),
-            auto: self.auto,
+            quit,
+            auto: self.auto.cloned(),
         };
         outcome::report(self.session, result, self.journal.path(), &machine, extras)
     }

@@ -14,12 +14,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
+use hikkoshi_account::Side;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{CancelFlag, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::qmp::wait_until_started;
 use hikkoshi_qemu::{AttachError, QemuDestination, QemuIdentity, Refusal};
-use hikkoshi_status::Side;
 
 use self::journal::DestinationJournal;
 use self::outcome::After;

@@ -2,17 +2,16 @@
 
 use std::path::Path;
 
+use hikkoshi_account::{Account, GuestState};
+use hikkoshi_engine::ReceiveError;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::report::GuestState;
-use hikkoshi_engine::{Account, ReceiveError};
 use hikkoshi_handover::{DestinationRecord, Outcome};
 
-use crate::commands::print_result::print_result;
+use crate::commands::print_result::{SourceExtras, print_result};
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
-use crate::output::report::SourceExtras;
 use crate::status::Session;
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.

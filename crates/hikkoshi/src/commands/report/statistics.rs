@@ -1,81 +1,11 @@
-//! A recording from the statistics of a migration (`--json`). They have no history. Those of older
-//! programs lack more, and the recording says what is not known.
+//! A recording from the statistics of a migration (`--json`). They have no history, and the
+//! recording says what is not known.
 
-use hikkoshi_status::{
-    Bytes, DiskCopy, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages, Phase,
-    Recording, Repeats, Requests, Round, Side, State, Step, Unknown, VERSION,
-};
+use hikkoshi_account::{Account, Bytes, GuestAt, Pages, Phase, Side, Stage, State, Statistics};
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_status::{End, Memory, Migration, Recording, Unknown, VERSION};
 use serde::Deserialize;
 use serde_json::Value;
-
-/// The members of a result that a report uses (`docs/json.md`).
-#[derive(Debug, Deserialize)]
-struct Statistics {
-    mode: String,
-    total_ms: f64,
-    /// After `--resume`.
-    engine_ms: Option<f64>,
-    downtime_ms: Option<f64>,
-    likely_downtime_ms: Option<f64>,
-    #[serde(default)]
-    switchover: Vec<SwitchoverStep>,
-    #[serde(default)]
-    rounds: u32,
-    postcopy: bool,
-    pages: SentPages,
-    bytes: SentBytes,
-    request_latency_us: Latency,
-    // Older programs do not write the rest.
-    migration_id: Option<String>,
-    side: Option<Side>,
-    pid: Option<u32>,
-    host: Option<String>,
-    guest: Option<String>,
-    peer: Option<String>,
-    started_unix_ms: Option<u64>,
-    #[serde(default)]
-    resumed: bool,
-    max_downtime_ms: Option<u64>,
-    bandwidth: Option<u64>,
-    repeats: Option<Repeats>,
-    disks: Option<Vec<DiskCopy>>,
-    disk_bytes: Option<u64>,
-    rounds_detail: Option<Vec<Round>>,
-    outages: Option<Vec<Outage>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SwitchoverStep {
-    step: String,
-    at_ms: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct SentPages {
-    precopy: u64,
-    zero: u64,
-    urgent: u64,
-    background: u64,
-    guest: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct SentBytes {
-    precopy: u64,
-    urgent: u64,
-    background: u64,
-    device_state: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Latency {
-    count: u64,
-    mean: f64,
-    p50: f64,
-    p99: f64,
-    max: f64,
-    histogram: Vec<LatencyBucket>,
-}
 
 /// What a result says of a run without statistics (`docs/json.md`).
 #[derive(Debug, Deserialize)]
@@ -95,21 +25,6 @@ pub(super) struct Source<'a> {
     pub(super) name: &'a str,
 }
 
-/// Members that only the source's result has.
-const OF_SOURCE: [&str; 7] = [
-    "asynchronous_faults",
-    "auto",
-    "drains",
-    "requests_under_way",
-    "source_private_bytes",
-    "source_quit",
-    "stale_pages",
-];
-
-/// Steps of the switchover that only one side has.
-const SOURCE_STEPS: [&str; 2] = ["committed", "guest resumed"];
-const DESTINATION_STEPS: [&str; 2] = ["device state loaded", "commit received"];
-
 /// The recording of a result.
 pub(super) fn recording(of: Source<'_>, value: Value) -> Result<Recording, serde_json::Error> {
     if let Some(error) = value.get("error") {
@@ -126,8 +41,7 @@ pub(super) fn recording(of: Source<'_>, value: Value) -> Result<Recording, serde
         };
         return Ok(without_statistics(of, failure));
     }
-    let statistics: Statistics = Statistics::deserialize(&value)?;
-    Ok(with_statistics(of, statistics, value))
+    Ok(with_statistics(of, serde_json::from_value(value)?))
 }
 
 /// The run has only said how it ended.
@@ -163,27 +77,15 @@ fn without_statistics(of: Source<'_>, failure: Failure) -> Recording {
     }
 }
 
-fn with_statistics(of: Source<'_>, statistics: Statistics, value: Value) -> Recording {
-    let side = statistics.side.or_else(|| side(&statistics, &value));
-    let mut migration = migration(of, Some(&statistics));
+fn with_statistics(of: Source<'_>, statistics: Statistics) -> Recording {
+    let migration = migration(of, Some(&statistics));
+    let account = &statistics.account;
     let mut unknown = vec![Unknown::Map];
-    let mut missing = |is_missing: bool, part| {
-        if is_missing {
-            unknown.push(part);
-        }
-    };
-    missing(side.is_none(), Unknown::Side);
-    missing(statistics.host.is_none(), Unknown::Engine);
-    missing(statistics.started_unix_ms.is_none(), Unknown::Began);
-    missing(statistics.outages.is_none(), Unknown::Outages);
-    // It is left out if there are none.
-    missing(
-        statistics.rounds > 0 && statistics.rounds_detail.is_none(),
-        Unknown::Rounds,
-    );
-    migration.side = side.unwrap_or(Side::Source);
+    if statistics.engine.is_none() {
+        unknown.extend([Unknown::Side, Unknown::Engine, Unknown::Began]);
+    }
     // All times of a recording are those of its engine, since it began.
-    let lasted = statistics.engine_ms.unwrap_or(statistics.total_ms);
+    let lasted = account.engine_ms.unwrap_or(account.total_ms);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates.
     let at_ms = lasted as u64;
     Recording {
@@ -192,14 +94,14 @@ fn with_statistics(of: Source<'_>, statistics: Statistics, value: Value) -> Reco
         frames: Vec::new(),
         dirty_rates: None,
         notices: Vec::new(),
-        state: Some(state(statistics, at_ms, migration.side)),
+        state: Some(state(account, at_ms, migration.side)),
         end: Some(End {
             at_ms,
             exit_status: 0,
             reason: "moved".to_owned(),
             message: "the guest is at the destination".to_owned(),
             next: None,
-            account: Some(value),
+            account: Some(Box::new(statistics)),
         }),
         engines: Vec::new(),
         migration,
@@ -207,117 +109,86 @@ fn with_statistics(of: Source<'_>, statistics: Statistics, value: Value) -> Reco
     }
 }
 
-/// The side of a result that does not say it, if something in it tells.
-fn side(statistics: &Statistics, value: &Value) -> Option<Side> {
-    let has = |name: &str| value.get(name).is_some();
-    let did = |steps: [&str; 2]| {
-        let mut done = statistics.switchover.iter();
-        done.any(|done| steps.contains(&done.step.as_str()))
-    };
-    if statistics.rounds > 0 || OF_SOURCE.iter().any(|name| has(name)) || did(SOURCE_STEPS) {
-        return Some(Side::Source);
-    }
-    // A source that has sent pages in pre-copy has had rounds.
-    let received = statistics.pages.precopy > 0;
-    (received || has("faults_before_running") || did(DESTINATION_STEPS))
-        .then_some(Side::Destination)
-}
-
 /// What was moved, as far as it is known.
 fn migration(of: Source<'_>, statistics: Option<&Statistics>) -> Migration {
-    let text = |text: fn(&Statistics) -> Option<&str>| {
-        let known = statistics.and_then(text).filter(|text| !text.is_empty());
-        known.map(str::to_owned)
+    let engine = statistics.and_then(|known| known.engine.clone());
+    let pages = statistics.map_or(0, |known| known.account.pages.guest);
+    let named = |name: String| match name.is_empty() {
+        true => of.name.to_owned(),
+        false => name,
     };
-    Migration {
+    let mut migration = Migration {
         // Files that do not have it are different migrations, as far as is known.
-        id: text(|of| of.migration_id.as_deref()).unwrap_or_else(|| of.id.to_owned()),
+        id: of.id.to_owned(),
         side: Side::Source,
-        pid: statistics.and_then(|of| of.pid).unwrap_or_default(),
-        host: text(|of| of.host.as_deref()).unwrap_or_default(),
-        guest: text(|of| of.guest.as_deref()).unwrap_or_else(|| of.name.to_owned()),
+        pid: 0,
+        host: String::new(),
+        guest: of.name.to_owned(),
         qmp: None,
-        peer: text(|of| of.peer.as_deref()).unwrap_or_default(),
-        mode: statistics.map_or_else(String::new, |of| of.mode.clone()),
-        started_unix_ms: statistics
-            .and_then(|of| of.started_unix_ms)
-            .unwrap_or_default(),
-        max_downtime_ms: statistics.and_then(|of| of.max_downtime_ms),
-        bandwidth: statistics.and_then(|of| of.bandwidth),
-        resumed: statistics.is_some_and(|of| of.resumed),
+        peer: String::new(),
+        mode: statistics.map_or_else(String::new, |known| known.account.mode.to_string()),
+        started_unix_ms: 0,
+        max_downtime_ms: None,
+        bandwidth: None,
+        resumed: false,
         memory: Memory {
-            pages: statistics.map_or(0, |of| of.pages.guest),
+            pages,
             page_bytes: 4096,
             // One cell: the map is not known.
-            cell_pages: statistics.map_or(1, |of| of.pages.guest.max(1)),
+            cell_pages: pages.max(1),
             blocks: Vec::new(),
         },
+    };
+    if let Some(engine) = engine {
+        migration.id = engine.migration_id;
+        migration.side = engine.side;
+        migration.pid = engine.pid;
+        migration.host = engine.host;
+        migration.guest = named(engine.guest);
+        migration.peer = engine.peer;
+        migration.started_unix_ms = engine.started_unix_ms;
+        migration.max_downtime_ms = engine.max_downtime_ms;
+        migration.bandwidth = engine.bandwidth;
+        migration.resumed = engine.resumed;
     }
+    migration
 }
 
-fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
-    let (pages, bytes) = (&statistics.pages, &statistics.bytes);
-    let latency = statistics.request_latency_us;
+fn state(account: &Account, at_ms: u64, side: Side) -> State {
+    let source = Stage::Source(SourceStage::Done);
+    let destination = Stage::Destination(DestinationStage::Complete);
     let (stage, peer_stage) = match side {
-        Side::Source => ("done", "complete"),
-        Side::Destination => ("complete", "done"),
+        Side::Source => (source, destination),
+        Side::Destination => (destination, source),
     };
     State {
         at_ms,
-        phase: match statistics.postcopy {
+        phase: match account.postcopy {
             true => Phase::Postcopy,
             false => Phase::Switchover,
         },
-        round: statistics.rounds,
-        done_pages: 0,
-        total_pages: 0,
-        stage: stage.to_owned(),
-        peer_stage: peer_stage.to_owned(),
+        round: account.rounds,
+        stage,
+        peer_stage,
         guest_at: GuestAt::Destination,
         pages: Pages {
-            precopy: pages.precopy,
-            zero: pages.zero,
-            urgent: pages.urgent,
-            background: pages.background,
-            again: statistics.repeats.map_or(0, |of| of.precopy.pages),
+            again: Some(account.repeats.map_or(0, |of| of.precopy.pages)),
+            ..account.pages
         },
         bytes: Bytes {
-            precopy: bytes.precopy,
-            urgent: bytes.urgent,
-            background: bytes.background,
-            device_state: bytes.device_state,
-            disks: statistics.disk_bytes.unwrap_or_default(),
+            disks: Some(account.disk_bytes.unwrap_or(0)),
+            ..account.bytes
         },
-        repeats: statistics.repeats,
-        disks: statistics.disks.unwrap_or_default(),
-        bytes_per_second: 0.0,
-        dirty_pages_per_second: None,
-        limits: None,
-        time_left: None,
-        converges: None,
-        missing_pages: statistics.postcopy.then_some(0),
-        waiting_pages: 0,
-        requests: Requests {
-            count: latency.count,
-            mean_us: latency.mean,
-            p50_us: latency.p50,
-            p99_us: latency.p99,
-            max_us: latency.max,
-            histogram: latency.histogram,
-        },
-        downtime_ms: statistics.downtime_ms.filter(|ms| *ms > 0.0),
-        likely_downtime_ms: statistics.likely_downtime_ms,
-        switchover: statistics
-            .switchover
-            .into_iter()
-            .map(|step| Step {
-                step: step.step,
-                after_pause_ms: step.at_ms,
-            })
-            .collect(),
-        rounds: statistics.rounds_detail.unwrap_or_default(),
-        outages: statistics.outages.unwrap_or_default(),
-        map: Map::default(),
+        repeats: account.repeats,
+        disks: account.disks.clone(),
+        missing_pages: account.postcopy.then_some(0),
+        requests: account.requests.request_latency_us.clone(),
+        downtime_ms: account.downtime_ms.filter(|ms| *ms > 0.0),
+        likely_downtime_ms: account.likely_downtime_ms,
+        switchover: account.switchover.clone(),
+        rounds: account.rounds_detail.clone(),
+        outages: account.outages.clone(),
+        ..State::new(side)
     }
 }
 
@@ -326,16 +197,23 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    const LATENCY: &str = r#"{"count":0,"mean":0.0,"p50":0.0,"p99":0.0,"max":0.0,"histogram":[]}"#;
-
-    /// A result of a program that did not write more.
-    fn old() -> Value {
+    /// A result that does not say whose it is.
+    fn result() -> Value {
+        let latency = json!({
+            "count": 0, "mean": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0, "histogram": [],
+        });
         json!({
             "mode": "precopy", "guest_state": "running", "total_ms": 1500.5, "downtime_ms": 8.5,
             "switchover": [], "rounds": 0, "postcopy": false,
             "pages": {"precopy": 10, "zero": 20, "urgent": 0, "background": 0, "guest": 30},
             "bytes": {"precopy": 100, "urgent": 0, "background": 0, "device_state": 5},
-            "request_latency_us": serde_json::from_str::<Value>(LATENCY).unwrap(),
+            "outages": [],
+            "request_latency_us": latency,
+            "request_stages_us": {
+                "fault_to_request": latency, "request_to_page": latency,
+                "page_to_installed": latency,
+            },
+            "unmeasured_requests": 0, "faults": [],
         })
     }
 
@@ -348,66 +226,40 @@ mod tests {
     }
 
     #[test]
-    fn what_an_old_result_lacks_is_unknown() {
-        let mut value = old();
-        value["rounds"] = 3.into();
-        let recording = read(value);
-        let unknown = [
-            Unknown::Map,
-            Unknown::Engine,
-            Unknown::Began,
-            Unknown::Outages,
-            Unknown::Rounds,
-        ];
+    fn whose_result_it_is_may_be_unknown() {
+        let recording = read(result());
+        let unknown = [Unknown::Map, Unknown::Side, Unknown::Engine, Unknown::Began];
         assert_eq!(recording.unknown, unknown);
-        let state = recording.state.unwrap();
-        assert_eq!((state.repeats, state.round), (None, 3));
         assert_eq!(recording.migration.guest, "web");
+        assert_eq!(recording.state.unwrap().repeats, None);
     }
 
     /// The total time is that of all engines.
     #[test]
     fn the_times_of_a_resumed_migration_are_those_of_its_last_engine() {
-        let mut value = old();
-        value["resumed"] = true.into();
-        value["started_unix_ms"] = 1_000_000.into();
+        let mut value = result();
+        let engine = json!({
+            "migration_id": "00ff", "side": "destination", "pid": 1, "host": "host-b",
+            "guest": "db", "peer": "host-a", "started_unix_ms": 1_000_000, "resumed": true,
+        });
+        for (name, member) in engine.as_object().unwrap() {
+            value[name] = member.clone();
+        }
         value["total_ms"] = 90_000.5.into();
         value["engine_ms"] = 4_000.5.into();
         value["outages"] = json!([{ "from_ms": 0, "to_ms": 900 }]);
         let recording = read(value);
+        assert_eq!(recording.unknown, [Unknown::Map]);
         let (end, state) = (recording.end.unwrap(), recording.state.unwrap());
         assert_eq!((end.at_ms, state.at_ms), (4_000, 4_000));
         assert_eq!(state.outages[0].to_ms, Some(900));
-        assert_eq!(recording.migration.started_unix_ms, 1_000_000);
-    }
-
-    #[test]
-    fn the_side_is_what_the_result_says_or_what_only_one_side_has() {
-        let side = |changed: &[(&str, Value)]| {
-            let mut value = old();
-            for (name, member) in changed {
-                value[*name] = member.clone();
-            }
-            let recording = read(value);
-            let known = recording.knows(Unknown::Side);
-            known.then_some(recording.migration.side)
-        };
-        let no_pages = json!({"precopy": 0, "zero": 0, "urgent": 0, "background": 9, "guest": 30});
-        let step = |name: &str| json!([{ "step": name, "at_ms": 1.0 }]);
-        assert_eq!(side(&[]), Some(Side::Destination), "it has received pages");
-        assert_eq!(side(&[("rounds", 2.into())]), Some(Side::Source));
-        assert_eq!(side(&[("pages", no_pages.clone())]), None);
-        for (name, member, expected) in [
-            ("side", json!("destination"), Side::Destination),
-            ("asynchronous_faults", json!("off"), Side::Source),
-            ("requests_under_way", json!(0), Side::Source),
-            ("faults_before_running", json!([]), Side::Destination),
-            ("switchover", step("guest resumed"), Side::Source),
-            ("switchover", step("commit received"), Side::Destination),
-        ] {
-            let changed = [("pages", no_pages.clone()), (name, member)];
-            assert_eq!(side(&changed), Some(expected), "{name}");
-        }
+        assert_eq!(state.stage.name(), "complete");
+        let migration = recording.migration;
+        assert_eq!(migration.started_unix_ms, 1_000_000);
+        assert_eq!(
+            (&*migration.guest, migration.side),
+            ("db", Side::Destination)
+        );
     }
 
     #[test]

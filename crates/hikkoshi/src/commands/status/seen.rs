@@ -7,10 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_account::Side;
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::is_served;
 use hikkoshi_status::{
-    Entry, Follow, FollowError, Kind, Memory, Migration, Record, Recording, Side, StatusFolder,
+    Entry, Follow, FollowError, Kind, Memory, Migration, Record, Recording, StatusFolder,
 };
 
 use super::unfinished::UnfinishedMigration;

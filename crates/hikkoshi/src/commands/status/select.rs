@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use hikkoshi_status::{Migration, Side};
+use hikkoshi_account::Side;
+use hikkoshi_status::Migration;
 
 use crate::output::migrations::Seen;
 

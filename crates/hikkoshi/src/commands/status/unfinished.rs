@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
+use hikkoshi_account::{Side, Stage};
 use hikkoshi_engine::report::Live;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::Address;
-use hikkoshi_status::Side;
 use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::commands::find_journal::may_exist;
@@ -44,12 +44,16 @@ pub(super) struct Found {
 pub(super) fn find(folder: &Path) -> Found {
     let mut found = Found::default();
     found.add(folder, |path, entry: SourceEntry| {
-        let (stage, message) = source(entry.engine.stage);
+        let (stage, message) = (
+            Stage::Source(entry.engine.stage),
+            source(entry.engine.stage),
+        );
         let (id, mode) = (&entry.engine.id, entry.engine.mode);
         unfinished(path, &entry, (id, mode), &entry.address, (stage, message))
     });
     found.add(folder, |path, entry: DestinationEntry| {
-        let (stage, message) = destination(entry.engine.stage, entry.engine.postcopy);
+        let stage = Stage::Destination(entry.engine.stage);
+        let message = destination(entry.engine.stage, entry.engine.postcopy);
         let (id, mode) = (&entry.engine.id, entry.engine.mode);
         let mut found = unfinished(path, &entry, (id, mode), &entry.address, (stage, message));
         // It listens there; where the source is, is not known.
@@ -111,7 +115,7 @@ fn unfinished<E: Entry>(
     entry: &E,
     (id, mode): (&MigrationId, Mode),
     peer: &Address,
-    (stage, message): (&'static str, &'static str),
+    (stage, message): (Stage, &'static str),
 ) -> UnfinishedMigration {
     UnfinishedMigration {
         side: match E::SIDE {
@@ -132,51 +136,40 @@ fn unfinished<E: Entry>(
 }
 
 /// What a stage of the source means while no engine runs.
-fn source(stage: SourceStage) -> (&'static str, &'static str) {
+fn source(stage: SourceStage) -> &'static str {
     match stage {
-        SourceStage::Owned => (
-            "owned",
-            "it was interrupted before the handover; the guest is here, and may be paused",
-        ),
-        SourceStage::Committed => (
-            "committed",
+        SourceStage::Owned => {
+            "it was interrupted before the handover; the guest is here, and may be paused"
+        }
+        SourceStage::Committed => {
             "the guest was handed over, and this side does not know whether it runs at the \
-             destination: do not resume it here",
-        ),
-        SourceStage::HandedOver => (
-            "handed_over",
+             destination: do not resume it here"
+        }
+        SourceStage::HandedOver => {
             "the guest runs at the destination and may lack pages, which are here: do not end the \
-             QEMU here, nor resume the guest",
-        ),
-        SourceStage::Done => ("done", "the guest has moved, and its QEMU here is left"),
+             QEMU here, nor resume the guest"
+        }
+        SourceStage::Done => "the guest has moved, and its QEMU here is left",
     }
 }
 
 /// What a stage of the destination means while no engine runs.
-fn destination(stage: DestinationStage, postcopy: bool) -> (&'static str, &'static str) {
+fn destination(stage: DestinationStage, postcopy: bool) -> &'static str {
     match stage {
-        DestinationStage::Receiving => ("receiving", "it was interrupted before the handover"),
-        DestinationStage::Ready => (
-            "ready",
-            "the guest is loaded here, paused; its source decides where it runs",
-        ),
-        DestinationStage::Running if postcopy => (
-            "running",
+        DestinationStage::Receiving => "it was interrupted before the handover",
+        DestinationStage::Ready => {
+            "the guest is loaded here, paused; its source decides where it runs"
+        }
+        DestinationStage::Running if postcopy => {
             "the guest runs here and lacks pages, which its source has: it waits for each that it \
-             needs",
-        ),
-        DestinationStage::Running => (
-            "running",
-            "the guest is here with all of its pages, and its source may not know that",
-        ),
-        DestinationStage::Complete => (
-            "complete",
-            "the guest is here with all of its pages, and its source may not know that",
-        ),
-        DestinationStage::Declined => (
-            "declined",
-            "the guest was not run here, and its source may not know that",
-        ),
+             needs"
+        }
+        DestinationStage::Running | DestinationStage::Complete => {
+            "the guest is here with all of its pages, and its source may not know that"
+        }
+        DestinationStage::Declined => {
+            "the guest was not run here, and its source may not know that"
+        }
     }
 }
 

@@ -5,5 +5,5 @@ mod report;
 mod text;
 
 pub(crate) use estimated::{Estimated, EstimatedMode};
-pub(crate) use report::{EstimateReport, SpanReport};
+pub(crate) use report::{EstimateReport, predicted};
 pub(crate) use text::readable;

@@ -1,5 +1,6 @@
 //! The result of `hikkoshi estimate`, as `--json` writes it (`docs/json.md`).
 
+use hikkoshi_account::Predicted;
 use hikkoshi_estimate::{Converges, Span};
 use hikkoshi_pages::PAGE_BYTES;
 use serde::Serialize;
@@ -26,7 +27,7 @@ pub(super) struct GuestReport {
     /// Memory that is allocated on this host.
     pub(super) allocated_bytes: u64,
     /// Memory with something else than zeros.
-    pub(super) content_bytes: SpanReport,
+    pub(super) content_bytes: Predicted,
     /// How long the writes were measured.
     pub(super) measured_seconds: f64,
     pub(super) dirtied_pages_per_second: f64,
@@ -45,8 +46,8 @@ pub(super) struct WorkingSetReport {
 pub(super) struct LineReport {
     /// Otherwise it was given.
     pub(super) measured: bool,
-    pub(super) bytes_per_second: SpanReport,
-    pub(super) round_trip_ms: SpanReport,
+    pub(super) bytes_per_second: Predicted,
+    pub(super) round_trip_ms: Predicted,
     /// `null`: it was not measured.
     pub(super) probe_bytes: Option<u64>,
     pub(super) probe_ms: Option<f64>,
@@ -58,14 +59,14 @@ pub(super) struct ModeReport<'a> {
     pub(super) possible: bool,
     pub(super) obstacles: &'a [String],
     pub(super) converges: &'static str,
-    pub(super) rounds: SpanReport,
-    pub(super) downtime_ms: SpanReport,
-    pub(super) total_ms: SpanReport,
-    pub(super) bytes: SpanReport,
-    pub(super) postcopy_ms: SpanReport,
-    pub(super) faults: SpanReport,
+    pub(super) rounds: Predicted,
+    pub(super) downtime_ms: Predicted,
+    pub(super) total_ms: Predicted,
+    pub(super) bytes: Predicted,
+    pub(super) postcopy_ms: Predicted,
+    pub(super) faults: Predicted,
     /// The part of the guest's time that it loses.
-    pub(super) slowdown: SpanReport,
+    pub(super) slowdown: Predicted,
 }
 
 #[derive(Debug, Serialize)]
@@ -74,23 +75,13 @@ pub(super) struct RecommendedReport<'a> {
     pub(super) reason: &'a str,
 }
 
-/// `null`: without a bound.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct SpanReport {
-    pub(super) low: Option<f64>,
-    pub(super) likely: Option<f64>,
-    pub(super) high: Option<f64>,
-}
-
-impl SpanReport {
-    /// `span`, in a unit of which it has so many.
-    pub(crate) fn new(span: Span, unit: f64) -> Self {
-        let finite = |value: f64| Some(value * unit).filter(|value| value.is_finite());
-        Self {
-            low: finite(span.low),
-            likely: finite(span.likely),
-            high: finite(span.high),
-        }
+/// `span`, in a unit of which it has so many.
+pub(crate) fn predicted(span: Span, unit: f64) -> Predicted {
+    let finite = |value: f64| Some(value * unit).filter(|value| value.is_finite());
+    Predicted {
+        low: finite(span.low),
+        likely: finite(span.likely),
+        high: finite(span.high),
     }
 }
 
@@ -115,13 +106,13 @@ impl<'a> EstimateReport<'a> {
                     Converges::Unlikely => "unlikely",
                     Converges::No => "no",
                 },
-                rounds: SpanReport::new(prediction.rounds, 1.0),
-                downtime_ms: SpanReport::new(prediction.downtime, 1e3),
-                total_ms: SpanReport::new(prediction.total, 1e3),
-                bytes: SpanReport::new(prediction.bytes, 1.0),
-                postcopy_ms: SpanReport::new(prediction.postcopy, 1e3),
-                faults: SpanReport::new(prediction.faults, 1.0),
-                slowdown: SpanReport::new(prediction.slowdown, 1.0),
+                rounds: predicted(prediction.rounds, 1.0),
+                downtime_ms: predicted(prediction.downtime, 1e3),
+                total_ms: predicted(prediction.total, 1e3),
+                bytes: predicted(prediction.bytes, 1.0),
+                postcopy_ms: predicted(prediction.postcopy, 1e3),
+                faults: predicted(prediction.faults, 1.0),
+                slowdown: predicted(prediction.slowdown, 1.0),
             }
         });
         let windows = measurement.total.windows.iter();
@@ -132,7 +123,7 @@ impl<'a> EstimateReport<'a> {
                 devices: guest.devices,
                 bytes: guest.pages * PAGE_BYTES,
                 allocated_bytes: estimated.content.allocated * PAGE_BYTES,
-                content_bytes: SpanReport::new(guest.data_pages, page),
+                content_bytes: predicted(guest.data_pages, page),
                 measured_seconds: measurement.elapsed.as_secs_f64(),
                 dirtied_pages_per_second: measurement.total.pages_per_second.mean,
                 working_sets: windows
@@ -145,8 +136,8 @@ impl<'a> EstimateReport<'a> {
             },
             line: LineReport {
                 measured: estimated.probed.is_some(),
-                bytes_per_second: SpanReport::new(line.rate, 1.0),
-                round_trip_ms: SpanReport::new(line.round_trip, 1e3),
+                bytes_per_second: predicted(line.rate, 1.0),
+                round_trip_ms: predicted(line.round_trip, 1e3),
                 probe_bytes: estimated.probed.map(|(bytes, _)| bytes),
                 probe_ms: estimated.probed.map(|(_, time)| time.as_secs_f64() * 1e3),
             },

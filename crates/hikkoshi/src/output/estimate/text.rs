@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::report::{EstimateReport, ModeReport, SpanReport};
+use hikkoshi_account::Predicted;
+
+use super::report::{EstimateReport, ModeReport};
 use crate::output::report::rate;
 
 /// Working sets that are printed, by their windows in milliseconds; the JSON has all.
@@ -110,7 +112,7 @@ fn guest_loses(mode: &ModeReport<'_>) -> String {
 
 /// The likely value, and the others if they are printed differently. Pre-copy that does not
 /// converge has no end: nor have its rounds, its time, and what it sends.
-fn span(span: SpanReport, print: impl Fn(f64) -> String) -> String {
+fn span(span: Predicted, print: impl Fn(f64) -> String) -> String {
     let print = |value: Option<f64>| value.map_or_else(|| "endless".to_owned(), &print);
     let (low, likely, high) = (print(span.low), print(span.likely), print(span.high));
     if low == high {
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_has_no_bound_is_endless() {
-        let of = |low, likely, high| span(SpanReport { low, likely, high }, time);
+        let of = |low, likely, high| span(Predicted { low, likely, high }, time);
         assert_eq!(of(None, None, None), "endless");
         assert_eq!(of(Some(2000.0), None, None), "endless (2.0 s-endless)");
         assert_eq!(of(Some(5.0), Some(5.0), Some(5.0)), "5.0 ms");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hikkoshi_status::{Outage, Side, State};
+use hikkoshi_account::{Outage, Side, State};
 
 use super::Seen;
 use crate::output::progress_line::waits;
@@ -53,7 +53,8 @@ mod tests {
     use super::super::text::tests::{running, state};
     use super::super::{Engine, Unfinished};
     use super::*;
-    use hikkoshi_status::Phase;
+    use hikkoshi_account::{Phase, Stage};
+    use hikkoshi_handover::DestinationStage;
 
     #[test]
     fn an_outage_and_a_killed_engine_are_alarms() {
@@ -76,7 +77,7 @@ mod tests {
             ]
         );
         let state = seen.state.as_mut().unwrap();
-        (state.stage, state.waiting_pages) = ("running".into(), 1);
+        (state.stage, state.waiting_pages) = (Stage::Destination(DestinationStage::Running), 1);
         state.outages[0].until_ms = None;
         assert!(
             alarms(&[&seen])[0].ends_with("waiting without a limit; the guest waits for 1 page")
@@ -86,7 +87,7 @@ mod tests {
         assert!(alarms(&[&seen]).is_empty());
         seen.unfinished = Some(Unfinished {
             journal: "/run/hikkoshi/destination-5-6.json".into(),
-            stage: "running",
+            stage: Stage::Destination(DestinationStage::Running),
             message: "the guest runs here and lacks pages",
             resume: "hikkoshi receive --resume=/run/hikkoshi/destination-5-6.json".into(),
         });

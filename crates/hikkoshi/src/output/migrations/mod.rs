@@ -6,7 +6,8 @@ mod text;
 
 use std::path::PathBuf;
 
-use hikkoshi_status::{End, Migration, State};
+use hikkoshi_account::{Stage, State};
+use hikkoshi_status::{End, Migration};
 use serde::Serialize;
 
 pub(crate) use alarm::alarms;
@@ -48,8 +49,8 @@ pub(crate) struct Seen {
 pub(crate) struct Unfinished {
     /// The journal.
     pub journal: PathBuf,
-    /// The stage that it has: as that of a state.
-    pub stage: &'static str,
+    /// The stage that it has.
+    pub stage: Stage,
     /// What that means.
     pub message: &'static str,
     /// The command that resumes it.
@@ -71,7 +72,8 @@ impl Seen {
 #[cfg(test)]
 pub(crate) mod examples {
     use super::{Engine, Seen};
-    use hikkoshi_status::{Memory, Migration, Side};
+    use hikkoshi_account::Side;
+    use hikkoshi_status::{Memory, Migration};
 
     pub(crate) fn seen(side: Side, guest: &str, pid: u32, is_running: bool) -> Seen {
         let migration = Migration {

@@ -1,6 +1,7 @@
 //! A migration as JSON (`docs/control.md`, `docs/assets/schemas/status.schema.json`).
 
-use hikkoshi_status::{End, Limits, Migration, Phase, Side, State, VERSION};
+use hikkoshi_account::{Limits, Phase, Side, State};
+use hikkoshi_status::{End, Migration, VERSION};
 use serde::Serialize;
 
 use super::{Seen, Unfinished};
@@ -94,7 +95,7 @@ pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
 mod tests {
     use super::super::text::tests::{running, state};
     use super::*;
-    use hikkoshi_status::Round;
+    use hikkoshi_account::Round;
 
     #[test]
     fn the_expected_downtime_is_that_of_the_dirty_pages() {

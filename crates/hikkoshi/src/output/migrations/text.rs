@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use hikkoshi_status::{DiskCopy, GuestAt, Migration, Phase, Progress, Side, State, TimeLeft, Unit};
+use hikkoshi_account::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
+use hikkoshi_status::Migration;
 
 use super::alarm::no_links;
 use super::report::expected_downtime_ms;
@@ -281,8 +282,8 @@ fn faults(state: &State) -> Option<String> {
         format!(
             "{} x {:.2} ms, p99 {:.2} ms",
             requests.count,
-            requests.mean_us / 1e3,
-            requests.p99_us / 1e3
+            requests.mean / 1e3,
+            requests.p99 / 1e3
         )
     })
 }
@@ -310,7 +311,9 @@ pub(super) mod tests {
     use super::*;
     use crate::output::migrations::Unfinished;
     use crate::output::migrations::examples::{self, seen};
-    use hikkoshi_status::{Bytes, End, Limits, Map, Outage, Pages, Requests};
+    use hikkoshi_account::{Limits, Outage, Stage};
+    use hikkoshi_handover::SourceStage;
+    use hikkoshi_status::End;
 
     pub(crate) fn state() -> State {
         State {
@@ -319,11 +322,6 @@ pub(super) mod tests {
             round: 2,
             done_pages: 25,
             total_pages: 100,
-            stage: "owned".into(),
-            peer_stage: "receiving".into(),
-            guest_at: GuestAt::Source,
-            pages: Pages::default(),
-            bytes: Bytes::default(),
             bytes_per_second: 1_048_576.0,
             dirty_pages_per_second: Some(512.0),
             limits: Some(Limits {
@@ -335,18 +333,7 @@ pub(super) mod tests {
                 likely_s: 3.5,
                 high_s: None,
             }),
-            converges: None,
-            disks: Vec::new(),
-            repeats: None,
-            missing_pages: None,
-            waiting_pages: 0,
-            requests: Requests::default(),
-            downtime_ms: None,
-            likely_downtime_ms: None,
-            switchover: Vec::new(),
-            rounds: Vec::new(),
-            outages: Vec::new(),
-            map: Map::default(),
+            ..State::new(Side::Source)
         }
     }
 
@@ -382,7 +369,7 @@ pub(super) mod tests {
         other_state.phase = Phase::Postcopy;
         other_state.downtime_ms = Some(8.25);
         other_state.requests.count = 4;
-        other_state.requests.mean_us = 81.0;
+        other_state.requests.mean = 81.0;
         let text = table(&[&one, &other]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
@@ -491,7 +478,7 @@ pub(super) mod tests {
         assert_eq!(super::table(&[&seen], None)[1].colour, Colour::Plain);
         seen.unfinished = Some(Unfinished {
             journal: "/run/j.json".into(),
-            stage: "handed_over",
+            stage: Stage::Source(SourceStage::HandedOver),
             message: "the guest runs at the destination",
             resume: "hikkoshi migrate --resume=/run/j.json".into(),
         });
@@ -584,7 +571,7 @@ pub(super) mod tests {
         assert!(details(&[&seen]).contains("engine killed"));
         seen.unfinished = Some(Unfinished {
             journal: "/run/j.json".into(),
-            stage: "handed_over",
+            stage: Stage::Source(SourceStage::HandedOver),
             message: "the guest runs at the destination",
             resume: "hikkoshi migrate --resume=/run/j.json".into(),
         });

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::status::sampler::tests::snapshot;
-use hikkoshi_engine::report::Stage;
+use hikkoshi_account::Stage;
 use hikkoshi_handover::DestinationStage;
 
 const PAGES: u64 = 512;
@@ -120,7 +120,7 @@ fn without_a_first_rate_nothing_is_known_until_most_cells_have_one() {
     for cell in 0..2 {
         guest.counts[cell].copied = PAGES;
     }
-    guest.now.round = 2;
+    guest.now.state.round = 2;
     let (map, written) = guest.at(1.0);
     assert_eq!((map.rated_pages, written.rate), (Some(0), None));
     guest.take(0, 100, 1.0);
@@ -194,11 +194,11 @@ fn a_destination_and_a_paused_guest_have_no_rates() {
     let mut guest = Guest::of(1);
     guest.take(0, 100, 1.0);
     assert!(guest.rate_at(1.0).is_some());
-    guest.now.guest_at = GuestAt::Paused;
+    guest.now.state.guest_at = GuestAt::Paused;
     let (map, written) = guest.at(1.1);
     assert_eq!((map.rated_pages, written), (Some(0), Written::default()));
-    guest.now.guest_at = GuestAt::Source;
-    guest.now.stage = Stage::Destination(DestinationStage::Receiving);
+    guest.now.state.guest_at = GuestAt::Source;
+    guest.now.state.stage = Stage::Destination(DestinationStage::Receiving);
     let (map, written) = guest.at(1.2);
     assert_eq!((map.rated_pages, written), (Some(0), Written::default()));
 }
@@ -208,8 +208,8 @@ fn a_destination_and_a_paused_guest_have_no_rates() {
 #[test]
 fn a_destination_has_in_precopy_what_arrived_in_precopy() {
     let mut guest = Guest::of(1);
-    guest.now.stage = Stage::Destination(DestinationStage::Running);
-    guest.now.missing = Some(100);
+    guest.now.state.stage = Stage::Destination(DestinationStage::Running);
+    guest.now.state.missing_pages = Some(100);
     let counts = &mut guest.counts[0];
     (counts.missing, counts.urgent, counts.background) = (100, 7, 300);
     let (map, _) = guest.at(1.0);

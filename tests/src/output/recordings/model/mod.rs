@@ -4,10 +4,8 @@ mod postcopy;
 mod precopy;
 mod state;
 
-use hikkoshi_status::{
-    Block, Bytes, GuestRange, Map, Memory, Migration, Outage, Pages, Phase, Repeated, Repeats,
-    Round, Side, State,
-};
+use hikkoshi_account::{Bytes, Map, Outage, Pages, Phase, Repeated, Repeats, Round, Side, State};
+use hikkoshi_status::{Block, GuestRange, Memory, Migration};
 
 use super::{Ending, Latencies, RecordedCase, RecordedMigration, account, end};
 
@@ -152,7 +150,8 @@ impl<'a> Model<'a> {
                     end(at_ms, 0, "moved", "the guest was moved", None),
                     end(at_ms, 0, "moved", "the guest was moved", None),
                 ];
-                ends[0].account = Some(account(DOWNTIME, LIKELY_DOWNTIME));
+                let rounds = self.rounds.last().map_or(0, |round| round.round);
+                ends[0].account = Some(account(rounds, DOWNTIME, LIKELY_DOWNTIME));
                 let [source, destination] = ends;
                 (source, destination)
             }

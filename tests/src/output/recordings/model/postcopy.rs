@@ -1,6 +1,6 @@
 //! Post-copy: the guest faults, and the link sends the rest.
 
-use hikkoshi_status::{Outage, Phase};
+use hikkoshi_account::{Outage, Phase};
 
 use crate::output::recordings::Ending;
 

@@ -1,6 +1,6 @@
 //! Rounds of pre-copy: the link sends pages, and the guest writes.
 
-use hikkoshi_status::Round;
+use hikkoshi_account::Round;
 
 use crate::output::recordings::Ending;
 
@@ -92,7 +92,6 @@ impl Model<'_> {
     }
 
     pub(super) fn sent_again(&mut self, pages: u64) {
-        self.pages.again += pages;
         add(&mut self.repeats.precopy, pages);
     }
 

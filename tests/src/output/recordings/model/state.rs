@@ -1,6 +1,9 @@
 //! The state that one side reports.
 
-use hikkoshi_status::{GuestAt, Phase, Requests, Side, State, Step, TimeLeft};
+use hikkoshi_account::{
+    Bytes, GuestAt, LatencySummary, Pages, Phase, Side, Stage, State, SwitchoverStep, TimeLeft,
+};
+use hikkoshi_handover::{DestinationStage, SourceStage};
 
 use crate::output::recordings::RecordedCase;
 
@@ -34,15 +37,17 @@ impl Model<'_> {
         let missing = self.map.missing.iter().sum::<u64>();
         let complete = self.complete || (self.phase == Phase::Postcopy && missing == 0);
         let source_stage = match (handed_over, complete) {
-            (false, _) => "owned",
-            (true, false) => "handed_over",
-            (true, true) => "done",
+            (false, _) => SourceStage::Owned,
+            (true, false) => SourceStage::HandedOver,
+            (true, true) => SourceStage::Done,
         };
         let destination_stage = match (handed_over, complete) {
-            (false, _) => "receiving",
-            (true, false) => "running",
-            (true, true) => "complete",
+            (false, _) => DestinationStage::Receiving,
+            (true, false) => DestinationStage::Running,
+            (true, true) => DestinationStage::Complete,
         };
+        let source_stage = Stage::Source(source_stage);
+        let destination_stage = Stage::Destination(destination_stage);
         let (stage, peer_stage) = match source {
             true => (source_stage, destination_stage),
             false => (destination_stage, source_stage),
@@ -77,8 +82,8 @@ impl Model<'_> {
             },
             done_pages: done,
             total_pages: total,
-            stage: stage.into(),
-            peer_stage: peer_stage.into(),
+            stage,
+            peer_stage,
             guest_at: match self.phase {
                 Phase::Connecting | Phase::Disks | Phase::Precopy | Phase::Unknown => {
                     GuestAt::Source
@@ -86,22 +91,29 @@ impl Model<'_> {
                 Phase::Switchover if source && !complete => GuestAt::Paused,
                 Phase::Switchover | Phase::Postcopy => GuestAt::Destination,
             },
-            pages: self.pages,
-            bytes: self.bytes,
-            disks: Vec::new(),
+            pages: Pages {
+                again: Some(if source {
+                    self.repeats.precopy.pages
+                } else {
+                    0
+                }),
+                ..self.pages
+            },
+            bytes: Bytes {
+                disks: Some(0),
+                ..self.bytes
+            },
             repeats: source.then_some(self.repeats),
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,
-            limits: None,
             time_left: (total > done).then(|| time_left(total - done, self.case)),
-            converges: None,
             missing_pages: (self.phase == Phase::Postcopy).then_some(missing),
             waiting_pages: match source {
                 true => 0,
                 false => self.arrived.waiting.iter().sum(),
             },
             requests: match source {
-                true => Requests::default(),
+                true => LatencySummary::default(),
                 false => self.latencies.requests(),
             },
             downtime_ms: handed_over.then_some(DOWNTIME),
@@ -117,14 +129,15 @@ impl Model<'_> {
             },
             outages: self.outages.clone(),
             map,
+            ..State::new(side)
         }
     }
 }
 
-fn step((step, after_pause_ms): &(&str, f64)) -> Step {
-    Step {
-        step: (*step).to_owned(),
-        after_pause_ms: *after_pause_ms,
+fn step((step, at_ms): &(&'static str, f64)) -> SwitchoverStep {
+    SwitchoverStep {
+        step: (*step).into(),
+        at_ms: *at_ms,
     }
 }
 

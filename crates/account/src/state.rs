@@ -1,8 +1,9 @@
 //! The state of a migration at one time.
 
+use hikkoshi_handover::{DestinationStage, SourceStage};
 use serde::{Deserialize, Serialize};
 
-use super::{Map, Repeats};
+use crate::{Bytes, DiskCopy, LatencySummary, Map, Outage, Pages, Repeats, Round, SwitchoverStep};
 
 /// The phase that a migration is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,47 @@ pub enum Phase {
     /// One of a newer version. Only read, never recorded.
     #[serde(other)]
     Unknown,
+}
+
+/// A side of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// The guest leaves it: `hikkoshi migrate`.
+    Source,
+    /// The guest moves to it: `hikkoshi receive`.
+    Destination,
+}
+
+/// The stage of the handover that one side has recorded (`docs/protocol.md`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Stage {
+    /// At the source.
+    Source(SourceStage),
+    /// At the destination.
+    Destination(DestinationStage),
+}
+
+impl Stage {
+    /// Whose it is.
+    pub fn side(self) -> Side {
+        match self {
+            Self::Source(_) => Side::Source,
+            Self::Destination(_) => Side::Destination,
+        }
+    }
+
+    /// Whether the guest was handed over, or may have been.
+    pub fn is_handed_over(self) -> bool {
+        match self {
+            Self::Source(stage) => stage != SourceStage::Owned,
+            Self::Destination(stage) => !matches!(
+                stage,
+                DestinationStage::Receiving | DestinationStage::Declined
+            ),
+        }
+    }
 }
 
 /// Where the guest is, as far as this side knows.
@@ -50,12 +92,10 @@ pub struct State {
     /// Pages of this round or phase. 0 if they are not known: before pre-copy, while the guest is
     /// paused, and at the destination in pre-copy.
     pub total_pages: u64,
-    /// The stage of the handover that this side has recorded: at the source `owned`, `committed`,
-    /// `handed_over`, `done`; at the destination `receiving`, `ready`, `running`, `declined`,
-    /// `complete` (`docs/protocol.md`).
-    pub stage: String,
-    /// The stage of the other side, as far as it follows from its messages: the same names.
-    pub peer_stage: String,
+    /// The stage of the handover that this side has recorded.
+    pub stage: Stage,
+    /// The stage of the other side, as far as it follows from its messages.
+    pub peer_stage: Stage,
     /// Where the guest is.
     pub guest_at: GuestAt,
     /// Pages so far.
@@ -63,24 +103,20 @@ pub struct State {
     /// Bytes so far.
     pub bytes: Bytes,
     /// Source: pages that were sent more than once. `None`: not known, because another engine began
-    /// the migration, or this one is older.
+    /// the migration.
     pub repeats: Option<Repeats>,
     /// Bytes per second on all links, over the last second.
     pub bytes_per_second: f64,
     /// Pages that the guest dirties per second; source, in pre-copy, if it is known of nearly all
     /// of its memory: from the end of the first round on.
     pub dirty_pages_per_second: Option<f64>,
-    /// The present limits, which `hikkoshi set` changes; source only. An engine that is older does
-    /// not send them.
-    #[serde(default)]
+    /// The present limits, which `hikkoshi set` changes; source only.
     pub limits: Option<Limits>,
     /// How long the migration still takes. `None`: not known, or pre-copy does not converge.
     pub time_left: Option<TimeLeft>,
     /// Whether pre-copy ends by itself (source, in pre-copy without post-copy).
-    #[serde(default)]
     pub converges: Option<Converges>,
-    /// The disks that are copied, or were: until the switchover; source only. Empty: none, or the
-    /// engine is older.
+    /// The disks that are copied, or were: until the switchover; source only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskCopy>,
     /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
@@ -88,17 +124,18 @@ pub struct State {
     /// Destination: page requests without an answer. At the source 0.
     pub waiting_pages: u64,
     /// The latency of page requests: destination only.
-    pub requests: Requests,
+    #[serde(with = "crate::requests::InState")]
+    pub requests: LatencySummary,
     /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
     /// for a guest that its owner had paused.
     pub downtime_ms: Option<f64>,
     /// How long the guest likely was paused (source): `downtime_ms` ends when this side received
     /// the report that the guest runs, so it is an upper bound. `None`: not known, because the
-    /// destination is older, has not reported it yet, or an engine was killed meanwhile.
-    #[serde(default)]
+    /// destination has not reported it yet, or an engine was killed meanwhile.
     pub likely_downtime_ms: Option<f64>,
     /// The steps of the switchover that are done on this side.
-    pub switchover: Vec<Step>,
+    #[serde(with = "crate::switchover::in_state")]
+    pub switchover: Vec<SwitchoverStep>,
     /// The rounds of pre-copy that have ended, and the present one: the newest 100 (source).
     pub rounds: Vec<Round>,
     /// Times without links after the handover: the newest 100.
@@ -131,53 +168,45 @@ pub enum Converges {
     Unknown,
 }
 
-/// Pages by the way they were sent or have arrived.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
-    /// With their content in pre-copy, repeats included.
-    pub precopy: u64,
-    /// As a mark, because they held only zeros.
-    pub zero: u64,
-    /// Because they were requested.
-    pub urgent: u64,
-    /// In post-copy without a request.
-    pub background: u64,
-    /// Sent again in pre-copy, because the guest had written to them (source). Also in `repeats`;
-    /// if that is not known, this is 0.
-    pub again: u64,
-}
-
-/// Bytes by kind, frame headers included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bytes {
-    /// In pre-copy.
-    pub precopy: u64,
-    /// Answers of page requests.
-    pub urgent: u64,
-    /// In post-copy without a request.
-    pub background: u64,
-    /// The device state.
-    pub device_state: u64,
-    /// Of the disks' connections, from the source to the destination. An engine that is older does
-    /// not count them.
-    #[serde(default)]
-    pub disks: u64,
-}
-
-/// The copy of a disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskCopy {
-    /// The disk, for people.
-    pub name: String,
-    /// Bytes that are copied.
-    pub copied_bytes: u64,
-    /// Bytes to copy: grows with what the guest writes meanwhile.
-    pub total_bytes: u64,
-    /// Whether both disks have the same content, and each write of the guest reaches both.
-    pub in_sync: bool,
-}
-
 impl State {
+    /// The state of a migration that begins, on this side.
+    pub fn new(side: Side) -> Self {
+        let source = Stage::Source(SourceStage::Owned);
+        let destination = Stage::Destination(DestinationStage::Receiving);
+        let (stage, peer_stage) = match side {
+            Side::Source => (source, destination),
+            Side::Destination => (destination, source),
+        };
+        Self {
+            at_ms: 0,
+            phase: Phase::Connecting,
+            round: 0,
+            done_pages: 0,
+            total_pages: 0,
+            stage,
+            peer_stage,
+            guest_at: GuestAt::Source,
+            pages: Pages::default(),
+            bytes: Bytes::default(),
+            repeats: None,
+            bytes_per_second: 0.0,
+            dirty_pages_per_second: None,
+            limits: None,
+            time_left: None,
+            converges: None,
+            disks: Vec::new(),
+            missing_pages: None,
+            waiting_pages: 0,
+            requests: LatencySummary::default(),
+            downtime_ms: None,
+            likely_downtime_ms: None,
+            switchover: Vec::new(),
+            rounds: Vec::new(),
+            outages: Vec::new(),
+            map: Map::default(),
+        }
+    }
+
     /// The present time without links, if there are none.
     pub fn outage(&self) -> Option<&Outage> {
         let last = self.outages.last();
@@ -237,79 +266,9 @@ pub struct TimeLeft {
     pub high_s: Option<f64>,
 }
 
-/// The latency of page requests, in µs: from the fault to the installed page.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Requests {
-    /// Number of requests that were answered.
-    pub count: u64,
-    /// Their mean.
-    pub mean_us: f64,
-    /// The median.
-    pub p50_us: f64,
-    /// The 99th percentile.
-    pub p99_us: f64,
-    /// The slowest.
-    pub max_us: f64,
-    /// The distribution: powers of two, from the first to the last that is not empty.
-    pub histogram: Vec<LatencyBucket>,
-}
-
-/// The requests that took at most `le_us`, and longer than the bucket before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LatencyBucket {
-    /// Upper bound, in µs.
-    pub le_us: u64,
-    /// Requests in the bucket.
-    pub count: u64,
-}
-
-/// A step of the switchover.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    /// What was done.
-    pub step: String,
-    /// When it was done: milliseconds after the pause (at the destination: after the first message
-    /// that the source sent since then).
-    pub after_pause_ms: f64,
-}
-
-/// A round of pre-copy.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Round {
-    /// From 1.
-    pub round: u32,
-    /// When it began.
-    pub begun_ms: u64,
-    /// When everything had arrived. `None`: it is in progress.
-    pub ended_ms: Option<u64>,
-    /// Pages that were sent with their content.
-    pub pages: u64,
-    /// Pages that were sent as a mark.
-    pub zero: u64,
-    /// Bytes on the links.
-    pub bytes: u64,
-    /// Pages that were dirty at its end, estimated. `None`: it is in progress.
-    pub dirty_pages: Option<u64>,
-}
-
-/// A time without links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outage {
-    /// When the last sign of the other side arrived, which is before the loss was noticed: data, or
-    /// at the source also an acknowledgement of the kernel there. On unix sockets: when it was
-    /// noticed.
-    pub from_ms: u64,
-    /// When the links were up again. `None`: they are not.
-    pub to_ms: Option<u64>,
-    /// While they are not: until when this engine tries to replace them. `None`: without a limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub until_ms: Option<u64>,
-}
-
 #[cfg(test)]
 mod tests {
-    use crate::record::examples::state;
-    use crate::{DiskCopy, Phase, Unit};
+    use super::*;
 
     /// A reader passes over what a later version has added.
     #[test]
@@ -321,8 +280,8 @@ mod tests {
 
     #[test]
     fn the_progress_is_that_of_the_phase() {
-        let mut state = state(0);
-        (state.done_pages, state.total_pages) = (0, 0);
+        let mut state = State::new(Side::Source);
+        state.phase = Phase::Precopy;
         assert_eq!(state.progress(), None);
         (state.done_pages, state.total_pages) = (9, 5);
         let disk = |copied_bytes| DiskCopy {

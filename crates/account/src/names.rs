@@ -1,6 +1,8 @@
 //! The names of values, as they are sent and stored: for file names, labels and pages.
 
-use super::{Converges, GuestAt, Phase, Side};
+use hikkoshi_handover::{DestinationStage, SourceStage};
+
+use crate::{Converges, GuestAt, Phase, Side, Stage};
 
 impl Side {
     /// Both sides.
@@ -67,6 +69,24 @@ impl Converges {
     }
 }
 
+impl Stage {
+    /// All stages of a side, in order.
+    pub fn all(side: Side) -> Vec<Self> {
+        match side {
+            Side::Source => SourceStage::ALL.map(Self::Source).to_vec(),
+            Side::Destination => DestinationStage::ALL.map(Self::Destination).to_vec(),
+        }
+    }
+
+    /// Its name, as it is sent and stored.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Source(stage) => stage.name(),
+            Self::Destination(stage) => stage.name(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde::Serialize;
@@ -87,5 +107,8 @@ mod tests {
         assert_names(&[Phase::Unknown], Phase::name);
         assert_names(&GuestAt::ALL, GuestAt::name);
         assert_names(&Converges::ALL, Converges::name);
+        for side in Side::ALL {
+            assert_names(&Stage::all(side), Stage::name);
+        }
     }
 }

@@ -40,12 +40,3 @@ impl Map {
         pages > 0 && u128::from(rated) * 10 >= u128::from(pages) * 9
     }
 }
-
-/// The map at one time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
-    /// When.
-    pub at_ms: u64,
-    /// The map then.
-    pub map: Map,
-}

@@ -1,0 +1,96 @@
+//! What was sent: pages, bytes, pages that were sent more than once, and disks.
+
+use serde::{Deserialize, Serialize};
+
+/// Pages by the way they were sent or, at the destination, have arrived.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// With their content in pre-copy, repeats included.
+    pub precopy: u64,
+    /// As a mark because they held only zeros, in any phase.
+    pub zero: u64,
+    /// Because the destination requested them.
+    pub urgent: u64,
+    /// In post-copy without a request.
+    pub background: u64,
+    /// In the guest's RAM in total.
+    #[serde(default)]
+    pub guest: u64,
+    /// In a [`State`](crate::State): sent again in pre-copy, because the guest had written to them
+    /// (source); 0 if that is not known. [`Repeats::precopy`] has them, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<u64>,
+}
+
+/// Bytes on the links, frame headers included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    /// On the background links, in pre-copy.
+    pub precopy: u64,
+    /// On the urgent link: answers of page requests.
+    pub urgent: u64,
+    /// On the background links, in post-copy.
+    pub background: u64,
+    /// Device state, without framing.
+    pub device_state: u64,
+    /// In a [`State`](crate::State): of the disks' connections, from the source to the destination.
+    /// An account has them in [`disk_bytes`](crate::Account::disk_bytes).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<u64>,
+}
+
+impl Bytes {
+    /// Bytes of pages and disks: all but the device state.
+    pub fn of_pages_and_disks(&self) -> u64 {
+        let all = [
+            self.precopy,
+            self.urgent,
+            self.background,
+            self.disks.unwrap_or(0),
+        ];
+        all.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// All bytes.
+    pub fn all(&self) -> u64 {
+        self.of_pages_and_disks().saturating_add(self.device_state)
+    }
+}
+
+/// Pages that were sent more than once, by the reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repeats {
+    /// Sent again in pre-copy: the guest had written to them, as the dirty log reported.
+    pub precopy: Repeated,
+    /// Sent in pre-copy, and again in post-copy, because the guest had written to them.
+    pub stale: Repeated,
+    /// Sent in pre-copy, and again in post-copy, because the guest had written to another page of
+    /// the same host page of the destination, which was dropped as a whole.
+    pub host_page: Repeated,
+    /// Sent in post-copy, and again after the links were lost: they had not arrived.
+    pub resent: Repeated,
+    /// Pages of firmware and devices that were sent before *commit*, and also requested.
+    pub requested: Repeated,
+}
+
+/// Pages that were sent again for one reason: every sending of a page but its first one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repeated {
+    /// Pages, with their content or as a mark.
+    pub pages: u64,
+    /// Bytes of their content, without frame headers.
+    pub bytes: u64,
+}
+
+/// How far the copy of a disk is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCopy {
+    /// The disk, for people.
+    pub name: String,
+    /// Bytes that are copied.
+    pub copied_bytes: u64,
+    /// Bytes to copy, as far as they are known: grows with what the guest writes meanwhile.
+    pub total_bytes: u64,
+    /// Whether both disks have the same content, and each write of the guest reaches both.
+    pub in_sync: bool,
+}
