@@ -14,8 +14,8 @@ use super::RecordError;
 #[serde(deny_unknown_fields)]
 pub(crate) struct SourceEngineRecord {
     id: String,
-    stage: SourceStageTag,
-    mode: ModeTag,
+    stage: SourceStage,
+    mode: Mode,
     history: HistoryRecord,
 }
 
@@ -24,8 +24,8 @@ pub(crate) struct SourceEngineRecord {
 #[serde(deny_unknown_fields)]
 pub(crate) struct DestinationEngineRecord {
     id: String,
-    stage: DestinationStageTag,
-    mode: ModeTag,
+    stage: DestinationStage,
+    mode: Mode,
     postcopy: bool,
     running: bool,
     started: bool,
@@ -44,117 +44,12 @@ struct HistoryRecord {
     missing_pages: Option<u64>,
 }
 
-/// [`Mode`].
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum ModeTag {
-    #[serde(rename = "precopy")]
-    Precopy,
-    #[serde(rename = "postcopy")]
-    Postcopy,
-    #[serde(rename = "hybrid")]
-    Hybrid,
-}
-
-/// [`SourceStage`].
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum SourceStageTag {
-    #[serde(rename = "owned")]
-    Owned,
-    #[serde(rename = "committed")]
-    Committed,
-    #[serde(rename = "handed_over")]
-    HandedOver,
-    #[serde(rename = "done")]
-    Done,
-}
-
-/// [`DestinationStage`].
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum DestinationStageTag {
-    #[serde(rename = "receiving")]
-    Receiving,
-    #[serde(rename = "ready")]
-    Ready,
-    #[serde(rename = "running")]
-    Running,
-    #[serde(rename = "complete")]
-    Complete,
-    #[serde(rename = "declined")]
-    Declined,
-}
-
-impl From<Mode> for ModeTag {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Precopy => Self::Precopy,
-            Mode::Postcopy => Self::Postcopy,
-            Mode::Hybrid => Self::Hybrid,
-        }
-    }
-}
-
-impl From<ModeTag> for Mode {
-    fn from(tag: ModeTag) -> Self {
-        match tag {
-            ModeTag::Precopy => Self::Precopy,
-            ModeTag::Postcopy => Self::Postcopy,
-            ModeTag::Hybrid => Self::Hybrid,
-        }
-    }
-}
-
-impl From<SourceStage> for SourceStageTag {
-    fn from(stage: SourceStage) -> Self {
-        match stage {
-            SourceStage::Owned => Self::Owned,
-            SourceStage::Committed => Self::Committed,
-            SourceStage::HandedOver => Self::HandedOver,
-            SourceStage::Done => Self::Done,
-        }
-    }
-}
-
-impl From<SourceStageTag> for SourceStage {
-    fn from(tag: SourceStageTag) -> Self {
-        match tag {
-            SourceStageTag::Owned => Self::Owned,
-            SourceStageTag::Committed => Self::Committed,
-            SourceStageTag::HandedOver => Self::HandedOver,
-            SourceStageTag::Done => Self::Done,
-        }
-    }
-}
-
-impl From<DestinationStage> for DestinationStageTag {
-    fn from(stage: DestinationStage) -> Self {
-        match stage {
-            DestinationStage::Receiving => Self::Receiving,
-            DestinationStage::Ready => Self::Ready,
-            DestinationStage::Running => Self::Running,
-            DestinationStage::Complete => Self::Complete,
-            DestinationStage::Declined => Self::Declined,
-        }
-    }
-}
-
-impl From<DestinationStageTag> for DestinationStage {
-    fn from(tag: DestinationStageTag) -> Self {
-        match tag {
-            DestinationStageTag::Receiving => Self::Receiving,
-            DestinationStageTag::Ready => Self::Ready,
-            DestinationStageTag::Running => Self::Running,
-            DestinationStageTag::Complete => Self::Complete,
-            DestinationStageTag::Declined => Self::Declined,
-        }
-    }
-}
-
 impl From<&SourceRecord> for SourceEngineRecord {
     fn from(record: &SourceRecord) -> Self {
         Self {
             id: hexadecimal(&record.id),
-            stage: record.stage.into(),
-            mode: record.mode.into(),
+            stage: record.stage,
+            mode: record.mode,
             history: (&record.history).into(),
         }
     }
@@ -166,8 +61,8 @@ impl TryFrom<SourceEngineRecord> for SourceRecord {
     fn try_from(record: SourceEngineRecord) -> Result<Self, RecordError> {
         Ok(Self {
             id: migration_id(record.id)?,
-            stage: record.stage.into(),
-            mode: record.mode.into(),
+            stage: record.stage,
+            mode: record.mode,
             history: record.history.into(),
         })
     }
@@ -177,8 +72,8 @@ impl From<&DestinationRecord> for DestinationEngineRecord {
     fn from(record: &DestinationRecord) -> Self {
         Self {
             id: hexadecimal(&record.id),
-            stage: record.stage.into(),
-            mode: record.mode.into(),
+            stage: record.stage,
+            mode: record.mode,
             postcopy: record.postcopy,
             running: record.running,
             started: record.started,
@@ -195,8 +90,8 @@ impl TryFrom<DestinationEngineRecord> for DestinationRecord {
     fn try_from(record: DestinationEngineRecord) -> Result<Self, RecordError> {
         Ok(Self {
             id: migration_id(record.id)?,
-            stage: record.stage.into(),
-            mode: record.mode.into(),
+            stage: record.stage,
+            mode: record.mode,
             postcopy: record.postcopy,
             running: record.running,
             started: record.started,
