@@ -126,7 +126,6 @@ pub(crate) fn with_context(
                     Report::new(&error)
                 ));
             }
-            let (repeats, rounds_detail, outages) = shared.live.history();
             let history = machine.record().history;
             let state = guest_state(guest.describe().running, Some(handover.shut_down));
             Ok(Account {
@@ -134,17 +133,9 @@ pub(crate) fn with_context(
                 engine_ms: resumed.then(|| total_ms(begun, None)),
                 downtime_ms: history.downtime.map(millis),
                 likely_downtime_ms: history.likely_downtime.map(millis),
-                switchover: shared.steps.all(),
                 rounds,
-                postcopy,
-                pages: shared.counters.pages(shared.ram.layout().pages()),
-                bytes: shared.counters.bytes(),
-                repeats,
-                rounds_detail,
-                outages,
                 stale_pages: shared.options.log_ranges.map(|_| shared.counters.stale()),
                 disks: shared.live.disks(),
-                disk_bytes: shared.counters.disk_bytes(),
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
@@ -154,7 +145,7 @@ pub(crate) fn with_context(
                 source_private_bytes: shared.private_blocks().map(|private| private.bytes),
                 asynchronous_faults: guest.asynchronous_faults(),
                 left_to_do: handover.left_to_do,
-                ..Account::new(options.mode, state)
+                ..shared.live.account(state, postcopy)
             })
         }
         Err(mut error) => {

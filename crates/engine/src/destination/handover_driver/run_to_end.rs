@@ -18,38 +18,28 @@ pub(crate) fn finish_handover(
     first: DestinationEvent,
 ) -> Result<Account, ReceiveError> {
     let (watch, options, context) = (driver.watch, driver.options, Arc::clone(&driver.context));
-    let (mode, postcopy) = (
-        driver.machine.record().mode,
-        driver.machine.record().postcopy,
-    );
+    let postcopy = driver.machine.record().postcopy;
     let running = driver.machine.record().running;
     let resumed = context.live.is_resumed();
     let history = driver.machine.record().history;
-    let pages = driver.ram.layout().pages();
     let result = driver.run(guest, first)?;
-    let total = total_ms(begun, resumed.then_some(&history));
-    let engine_ms = resumed.then(|| total_ms(begun, None));
+    let account = Account {
+        total_ms: total_ms(begun, resumed.then_some(&history)),
+        engine_ms: resumed.then(|| total_ms(begun, None)),
+        downtime_ms: result.downtime.map(millis),
+        frames: result.frames,
+        requests: result.requests,
+        left_to_do: result.left_to_do,
+        ..context
+            .live
+            .account(guest_state(running, result.shut_down), postcopy)
+    };
     let collapse = options
         .collapse
         .filter(|_| result.shut_down == Some(false))
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
-    let (repeats, rounds_detail, outages) = context.live.history();
     Ok(Account {
-        total_ms: total,
-        engine_ms,
-        downtime_ms: result.downtime.map(millis),
-        switchover: context.steps.all(),
-        postcopy,
-        pages: context.counters.pages(pages),
-        bytes: context.counters.bytes(),
-        repeats,
-        rounds_detail,
-        outages,
-        disk_bytes: context.counters.disk_bytes(),
-        frames: result.frames,
-        requests: result.requests,
         collapse,
-        left_to_do: result.left_to_do,
-        ..Account::new(mode, guest_state(running, result.shut_down))
+        ..account
     })
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_account::{
-    Bytes, DiskCopy, GuestAt, Outage, Pages, Phase, Repeats, Round, Stage, State,
+    Account, Bytes, DiskCopy, GuestAt, GuestState, Pages, Phase, Repeats, Stage, State,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_memory::ContentMap;
@@ -252,13 +252,20 @@ impl Live {
         is_known.then(|| self.counters.repeats.all())
     }
 
-    /// What an account has from here: repeats, rounds and outages.
-    pub(crate) fn history(&self) -> (Option<Repeats>, Vec<Round>, Vec<Outage>) {
-        (
-            self.repeats(self.stage.get()),
-            self.rounds.newest(self.begun, &self.counters),
-            self.outages.newest(self.begun),
-        )
+    /// The account of this side, as far as both sides know it. `postcopy`: pages were missing when
+    /// the guest was resumed.
+    pub(crate) fn account(&self, guest_state: GuestState, postcopy: bool) -> Account {
+        Account {
+            switchover: self.steps.all(),
+            postcopy,
+            pages: self.counters.pages(self.layout.pages()),
+            bytes: self.counters.bytes(),
+            repeats: self.repeats(self.stage.get()),
+            rounds_detail: self.rounds.newest(self.begun, &self.counters),
+            outages: self.outages.newest(self.begun),
+            disk_bytes: self.counters.disk_bytes(),
+            ..Account::new(self.mode, guest_state)
+        }
     }
 
     /// The time of a moment, as [`Snapshot::at`] counts it.
