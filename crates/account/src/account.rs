@@ -29,6 +29,12 @@ pub struct Account {
     /// guest was paused by its owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub likely_downtime_ms: Option<f64>,
+    /// With post-copy: for how long the guest had run at the destination when its last page had
+    /// arrived, in milliseconds. Meanwhile the loss of the source's host would have lost the guest.
+    /// At the source from the report that it runs. `None`: no post-copy, or another engine resumed
+    /// the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postcopy_ms: Option<f64>,
     /// The steps of the switchover on this side, with the time of each; empty if another engine
     /// performed it, and with a guest that was paused by its owner.
     #[serde(default)]
@@ -100,6 +106,7 @@ impl Account {
             engine_ms: None,
             downtime_ms: None,
             likely_downtime_ms: None,
+            postcopy_ms: None,
             switchover: Vec::new(),
             rounds: 0,
             postcopy: false,

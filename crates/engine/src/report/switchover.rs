@@ -62,6 +62,11 @@ impl SwitchoverSteps {
         Some(until.saturating_duration_since(recorded.paused?))
     }
 
+    /// For how long the guest has run again. `None`: it does not, or was not paused.
+    pub(crate) fn since_resumed(&self, now: Instant) -> Option<Duration> {
+        Some(now.saturating_duration_since(self.lock().resumed?))
+    }
+
     /// Whether the guest is paused for the switchover.
     pub(crate) fn is_paused(&self) -> bool {
         let recorded = self.lock();
@@ -127,11 +132,16 @@ mod tests {
         steps.begin(zero);
         steps.likely_end(at(1));
         assert_eq!(steps.likely_downtime(), None, "it is paused");
+        assert_eq!(steps.since_resumed(at(200)), None);
         steps.end(at(170));
         steps.likely_end(at(50));
         steps.likely_end(at(60));
         assert_eq!(steps.likely_downtime(), Some(Duration::from_millis(50)));
         assert_eq!(steps.downtime(at(200)), Some(Duration::from_millis(170)));
+        assert_eq!(
+            steps.since_resumed(at(200)),
+            Some(Duration::from_millis(30))
+        );
         steps.begin(zero);
         assert_eq!(steps.likely_downtime(), None, "another pause");
         steps.end(at(170));

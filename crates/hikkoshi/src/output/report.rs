@@ -76,6 +76,13 @@ pub(crate) fn details(account: &Account) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
+    if let Some(ms) = account.postcopy_ms {
+        let _ = writeln!(
+            text,
+            "  post-copy    {:>23.2} s, with pages only the source had",
+            ms / 1e3
+        );
+    }
     for disk in &account.disks {
         let _ = writeln!(
             text,
@@ -408,6 +415,7 @@ mod tests {
             rest.starts_with(&["rounds".to_owned(), "pre-copied".to_owned()]),
             "{rest:?}"
         );
+        assert!(details(&account).contains(" 1.50 s, with pages only the source had\n"));
         assert!(
             !rest.iter().any(|name| first.contains(&name.as_str())),
             "{rest:?}"

@@ -255,7 +255,9 @@ impl Live {
     /// The account of this side, as far as both sides know it. `postcopy`: pages were missing when
     /// the guest was resumed.
     pub(crate) fn account(&self, guest_state: GuestState, postcopy: bool) -> Account {
+        let since_resumed = self.steps.since_resumed(Instant::now());
         Account {
+            postcopy_ms: since_resumed.filter(|_| postcopy).map(millis),
             switchover: self.steps.all(),
             postcopy,
             pages: self.counters.pages(self.layout.pages()),
