@@ -51,22 +51,6 @@ pub(super) fn bytes(bytes: u64) -> String {
     format!("{number} {}", units.get(unit).copied().unwrap_or_default())
 }
 
-/// Bytes per second, always in MiB/s, as `web/js/format.js` writes it: one place, or as many as two
-/// digits need.
-#[allow(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss
-)] // For people; 1 to 8 places.
-pub(super) fn rate(bytes_per_second: u64) -> String {
-    let mib = bytes_per_second as f64 / f64::from(1 << 20);
-    let places = match mib > 0.0 && mib < 0.095 {
-        true => (2.0 - mib.log10().ceil()).min(8.0) as usize,
-        false => 1,
-    };
-    format!("{mib:.places$} MiB/s")
-}
-
 /// An address or a length without rounding: `1,664 MiB`.
 pub(super) fn exact_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -2,11 +2,11 @@
 //! and more (`web/js/views/`).
 
 use hikkoshi_account::{Repeats, Side};
-use hikkoshi_status::{Recording, Unknown};
+use hikkoshi_status::{Recording, Unknown, rate_text};
 
 use super::both_sides::{BothSides, outcome};
 use super::format::{
-    NONE, bytes, clock, count, duration, duration_of, elapsed, exact_bytes, micros, rate,
+    NONE, bytes, clock, count, duration, duration_of, elapsed, exact_bytes, micros,
 };
 use super::hot_ranges::hot_ranges;
 use super::markup::{Table, number, panel, text};
@@ -245,7 +245,8 @@ fn hottest(migration: &BothSides<'_>) -> Option<String> {
     for range in ranges {
         let end = range.offset.saturating_add(range.bytes);
         let block = range.block.as_deref().unwrap_or("memory");
-        let written = rate(range.mean.saturating_mul(page_bytes));
+        #[allow(clippy::cast_precision_loss)] // For people.
+        let written = rate_text(range.mean.saturating_mul(page_bytes) as f64);
         table.row(&[
             format!(
                 "{block} + {} to {}",

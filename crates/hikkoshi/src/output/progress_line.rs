@@ -4,8 +4,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use hikkoshi_account::{Converges, GuestAt, Outage, Phase, Stage, State, TimeLeft, Unit};
+use hikkoshi_status::rate_text;
 
-use crate::output::report::{mib, rate, seconds};
+use crate::output::report::{mib, seconds};
 use crate::output::stderr::ProgressBar;
 
 /// The smallest and the largest number of columns inside the bar.
@@ -63,7 +64,7 @@ impl ProgressLine {
             done,
             total,
             unit,
-            rate: rate(state.bytes_per_second),
+            rate: rate_text(state.bytes_per_second),
             bytes: bytes(state),
             guest: guest(state),
             left,
@@ -273,7 +274,7 @@ fn guest(state: &State) -> String {
             };
             missing(state) + &faults
         }
-        (Phase::Precopy, _, Some(dirty)) => format!(", dirty {}", rate(dirty * 4096.0)),
+        (Phase::Precopy, _, Some(dirty)) => format!(", dirty {}", rate_text(dirty * 4096.0)),
         _ => String::new(),
     }
 }

@@ -10,6 +10,7 @@ use hikkoshi_account::{
     Account, AsynchronousFaults, CollapseAccount, FaultKind, GuestState, LatencySummary, Outage,
     RequestStatistics, SourceQuit,
 };
+use hikkoshi_status::rate_text;
 use hikkoshi_wire::text;
 use serde::Serialize;
 
@@ -304,23 +305,10 @@ pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-/// A rate in MiB/s, the only unit of rates: with one place, or with as many as two digits need.
-pub(crate) fn rate(bytes_per_second: f64) -> String {
-    let mib = bytes_per_second / f64::from(1 << 20);
-    let places = match mib {
-        0.0..0.095 if mib > 0.0 => 2.0 - mib.log10().ceil(),
-        _ => 1.0,
-    };
-    // At most 8, for a byte per second.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let places = places.min(8.0) as usize;
-    format!("{mib:.places$} MiB/s")
-}
-
 /// A limit of bytes a second.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn limit(bytes_per_second: Option<u64>) -> String {
-    bytes_per_second.map_or_else(|| "none".to_owned(), |limit| rate(limit as f64))
+    bytes_per_second.map_or_else(|| "none".to_owned(), |limit| rate_text(limit as f64))
 }
 
 /// A duration to a tenth of a second.
@@ -539,19 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_have_one_unit_and_two_digits() {
-        for (bytes, text) in [
-            (0.0, "0.0 MiB/s"),
-            (1.0, "0.00000095 MiB/s"),
-            (5000.0, "0.0048 MiB/s"),
-            (50_000.0, "0.048 MiB/s"),
-            (102_400.0, "0.1 MiB/s"),
-            (1_000_000.0, "1.0 MiB/s"),
-            (50_000_000.0, "47.7 MiB/s"),
-            (1.25e9, "1192.1 MiB/s"),
-        ] {
-            assert_eq!(rate(bytes), text);
-        }
+    fn a_limit_is_a_rate_or_none() {
         assert_eq!(limit(None), "none");
         assert_eq!(limit(Some(1 << 20)), "1.0 MiB/s");
     }

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use hikkoshi_pages::PAGE_SIZE;
+use hikkoshi_status::rate_text;
 
 use super::report::{CostReport, DirtyRateReport, RangeReport, RatesReport};
-use crate::output::report as unit;
 
 /// Hot ranges that are printed; the JSON has all.
 const HOT_SHOWN: usize = 8;
@@ -82,7 +82,7 @@ fn rate(rates: &RatesReport) -> String {
     format!(
         "{} pages/s ({}) in the median interval, {} at most",
         count(pages.median),
-        unit::rate(bytes_.median),
+        rate_text(bytes_.median),
         count(pages.max)
     )
 }

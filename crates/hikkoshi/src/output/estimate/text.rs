@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use hikkoshi_account::Predicted;
+use hikkoshi_status::rate_text;
 
 use super::report::{EstimateReport, ModeReport};
-use crate::output::report::rate;
 
 /// Working sets that are printed, by their windows in milliseconds; the JSON has all.
 const SHOWN: [f64; 3] = [100.0, 1000.0, 10_000.0];
@@ -52,7 +52,7 @@ pub(crate) fn readable(report: &EstimateReport<'_>) -> String {
     let _ = writeln!(
         text,
         "line         {}, round trip {}; {how}",
-        span(line.bytes_per_second, rate),
+        span(line.bytes_per_second, rate_text),
         span(line.round_trip_ms, time)
     );
     text.push_str(

@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use hikkoshi_account::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
-use hikkoshi_status::Migration;
+use hikkoshi_status::{Migration, rate_text};
 
 use super::alarm::no_links;
 use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
 use crate::output::colours::Colour;
 use crate::output::progress_line;
-use crate::output::report::{limit, mib, rate, seconds};
+use crate::output::report::{limit, mib, seconds};
 use crate::output::streams::Lines;
 
 /// What is not known.
@@ -107,7 +107,7 @@ fn row(seen: &Seen) -> [String; 12] {
         migration.mode.clone(),
         phase(seen),
         shown(state.and_then(done)),
-        shown(running.map(|state| rate(state.bytes_per_second))),
+        shown(running.map(|state| rate_text(state.bytes_per_second))),
         shown(running.and_then(dirty)),
         shown(running.and_then(|state| Some(time(state.time_left?.likely_s)))),
         shown(state.and_then(|state| downtime(seen, state))),
@@ -208,7 +208,7 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
     };
     lines.extend(state.missing_pages.map(|pages| ("missing", missing(pages))));
     if seen.answers() {
-        lines.push(("rate", rate(state.bytes_per_second)));
+        lines.push(("rate", rate_text(state.bytes_per_second)));
         lines.extend(dirty(state).map(|rate| ("dirty rate", rate)));
         lines.extend(state.time_left.map(|left| ("time left", range(&left))));
     }
@@ -263,7 +263,7 @@ fn disk(disk: &DiskCopy) -> String {
 /// How fast the guest writes.
 fn dirty(state: &State) -> Option<String> {
     let pages = state.dirty_pages_per_second?;
-    (state.phase == Phase::Precopy).then(|| rate(pages * 4096.0))
+    (state.phase == Phase::Precopy).then(|| rate_text(pages * 4096.0))
 }
 
 /// The downtime, or what it would be now.
