@@ -1,8 +1,8 @@
 //! Names of threads.
 //!
-//! The section [`SECTION`] of [`DOCUMENT`] lists the threads of the crates. A name that a thread
-//! gets in the code of a crate stands in backticks there, with `N` in place of each value, and each
-//! name in the first column of a table there is in that code.
+//! A section of each document in [`LISTS`] lists the threads of the crates. A name that a thread
+//! gets in the code of a crate stands in backticks there, with `N` for each value, or begins with
+//! one that ends with `*`. Each name in one column of the tables there is in that code.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,11 +10,27 @@ use crate::Finding;
 use crate::document::Document;
 use crate::tree::{Tree, TreeError};
 
-/// The document that lists the threads.
-pub(crate) const DOCUMENT: &str = "ARCHITECTURE.md";
+/// A section that lists the threads.
+struct List {
+    document: &'static str,
+    /// The section's heading.
+    section: &'static str,
+    /// The column of its tables that has names of threads, from 1.
+    column: usize,
+}
 
-/// The heading of its section about them.
-const SECTION: &str = "## Threads";
+const LISTS: [List; 2] = [
+    List {
+        document: "ARCHITECTURE.md",
+        section: "## Threads",
+        column: 1,
+    },
+    List {
+        document: "docs/security.md",
+        section: "## What limits a hostile peer",
+        column: 2,
+    },
+];
 
 /// What stands before the name of a thread.
 const NAMED: [&str; 3] = [".name(\"", ".name(format!(\"", ".thread_name(\""];
@@ -53,21 +69,24 @@ fn is_code(file: &Path) -> bool {
     file.starts_with("crates") && has("src") && !has("tests") && !file.ends_with("tests.rs")
 }
 
-/// Compares [`DOCUMENT`] with the code. Finds nothing in other documents.
+/// Compares a document of [`LISTS`] with the code. Finds nothing in other documents.
 pub(crate) fn check(document: &Document, code: &[Code]) -> Vec<Finding> {
-    if document.file != Path::new(DOCUMENT) {
+    let mut lists = LISTS.iter();
+    let Some(list) = lists.find(|list| document.file == Path::new(list.document)) else {
         return Vec::new();
-    }
-    let listed = Listed::of(document);
+    };
+    let listed = Listed::of(document, list);
+    let title = list.section.trim_start_matches("## ");
     let mut findings = Vec::new();
     for Code { file, text } in code {
         for (name, line) in threads(text) {
-            if !listed.names.iter().any(|(listed, _)| *listed == name) {
+            if !listed.has(&name) {
                 findings.push(Finding {
                     file: file.clone(),
                     line,
                     what: format!(
-                        "the thread `{name}` is not in the section Threads of {DOCUMENT}"
+                        "the thread `{name}` is not in the section {title} of {}",
+                        list.document
                     ),
                 });
             }
@@ -117,17 +136,26 @@ fn with_numbers(name: &str) -> String {
 struct Listed<'a> {
     /// All that stands in backticks.
     names: Vec<(&'a str, usize)>,
-    /// What of that stands in the first column of a table.
+    /// What of that stands in the column of a table.
     in_tables: Vec<(&'a str, usize)>,
 }
 
 impl<'a> Listed<'a> {
-    fn of(document: &'a Document) -> Self {
+    fn has(&self, name: &str) -> bool {
+        self.names
+            .iter()
+            .any(|(listed, _)| match listed.strip_suffix('*') {
+                Some(begin) => name.starts_with(begin),
+                None => *listed == name,
+            })
+    }
+
+    fn of(document: &'a Document, list: &List) -> Self {
         let mut in_section = false;
         let mut lines = Vec::new();
         for ((line, in_table), number) in document.lines.iter().zip(1..) {
             if line.starts_with("## ") {
-                in_section = line == SECTION;
+                in_section = line == list.section;
             }
             if in_section {
                 lines.push((number, line.as_str(), *in_table));
@@ -138,9 +166,9 @@ impl<'a> Listed<'a> {
         let names = code.filter(|(_, number)| is_listed(*number));
         let tables = lines.iter().filter(|(.., in_table)| *in_table);
         let in_tables = tables.flat_map(|(number, row, _)| {
-            let first = row.split('|').nth(1).unwrap_or_default();
+            let cell = row.split('|').nth(list.column).unwrap_or_default();
             // Every second piece stands in backticks.
-            let names = first.split('`').skip(1).step_by(2);
+            let names = cell.split('`').skip(1).step_by(2);
             names.map(move |name| (name, *number))
         });
         Self {
@@ -164,7 +192,11 @@ mod tests {
     }
 
     fn found(document: &str, code: &[Code]) -> Vec<String> {
-        let document = Document::parse(Path::new(DOCUMENT), document);
+        found_in("ARCHITECTURE.md", document, code)
+    }
+
+    fn found_in(file: &str, document: &str, code: &[Code]) -> Vec<String> {
+        let document = Document::parse(Path::new(file), document);
         let found = check(&document, code);
         found.iter().map(ToString::to_string).collect()
     }
@@ -203,6 +235,24 @@ mod tests {
         assert_eq!(
             found(LISTED, &code("name: format!(\"src-{n}\"),\n")),
             [""; 0]
+        );
+    }
+
+    #[test]
+    fn what_is_said_about_the_security_of_threads_is_about_those_that_exist() {
+        let document = "## What limits a hostile peer\n\n| side | confined |\n| --- | --- |\n\
+                        | `hikkoshi daemon` | `src-gone`, `src-N` |\n\nOthers: `dmn-*`.\n";
+        let code = code(
+            "x.name(format!(\"src-{n}\"))\nx.name(\"dmn-accept\".into())\n\
+             x.name(\"src-new\".into())\n",
+        );
+        assert_eq!(
+            found_in("docs/security.md", document, &code),
+            [
+                "crates/a/src/lib.rs:3: the thread `src-new` is not in the section What limits a \
+                 hostile peer of docs/security.md",
+                "docs/security.md:5: no crate names a thread `src-gone`",
+            ]
         );
     }
 
