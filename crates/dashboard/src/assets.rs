@@ -118,6 +118,42 @@ mod tests {
         assert_eq!(values("<link rel=\"stylesheet\"", "href"), names(STYLES));
     }
 
+    /// The first colour of each line of the style sheet that begins with `begin`.
+    fn colours(style: &str, begin: &str) -> Vec<String> {
+        let lines = style
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(begin));
+        let colour = |line: &str| Some(format!("#{}", line.split_once('#')?.1.get(..6)?));
+        lines.filter_map(colour).collect()
+    }
+
+    /// Neighbours would not be told apart, and a state of the memory map would be seen in a step.
+    #[test]
+    fn each_step_of_the_switchover_has_a_colour_that_nothing_else_has() {
+        let style = include_str!("../web/style.css");
+        let steps = colours(style, ".step-");
+        let script = include_str!("../web/js/views/downtime.js");
+        assert!(script.contains(&format!("const COLOURS = {};", steps.len())));
+        let states = [
+            "requested",
+            "background",
+            "sent",
+            "dirty",
+            "waiting",
+            "missing",
+            "unsent",
+        ];
+        let states = states.map(|state| colours(style, &format!("--{state}:")));
+        assert!(
+            states.iter().all(|colours| !colours.is_empty()),
+            "{states:?}"
+        );
+        for (number, colour) in steps.iter().enumerate() {
+            assert!(!steps[..number].contains(colour), "step {number}: {colour}");
+            assert!(!states.concat().contains(colour), "step {number}: {colour}");
+        }
+    }
+
     #[test]
     fn what_the_page_refers_to_is_served() {
         let references = [values("<script", "src"), values("<link", "href")].concat();

@@ -2,6 +2,7 @@
 
 use hikkoshi_account::Side;
 use hikkoshi_dashboard::report;
+use hikkoshi_status::rate_text;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 
@@ -68,6 +69,12 @@ fn all_samples_and_cells_are_in_tables() {
     let background: Vec<_> = cells.iter().map(|row| row[3].clone()).collect();
     let expected: Vec<_> = map.background.iter().map(|pages| count(*pages)).collect();
     assert_eq!(background, expected);
+
+    // A rate is written as on a terminal.
+    for rate in [0.0, 1.0, 5000.0, 50_000.0, 102_400.0, 50_000_000.0, 1.25e9] {
+        let on_page = shown.evaluate(&format!("hikkoshi.format.rate({rate})"));
+        assert_eq!(on_page, rate_text(rate));
+    }
 
     // A chart says its values when the arrow keys move over it.
     shown.evaluate("document.querySelector('.rates .chart').focus()");
