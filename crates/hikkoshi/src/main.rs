@@ -22,10 +22,9 @@
 //! | `output` | standard output and standard error, exit status, log |
 //! | `args` | the command line, and the options that it resolves to |
 //!
-//! # Order
+//! # Layers
 //!
-//! A module uses only those in lines below its own (except for `output/account_report.rs`, which
-//! uses conversions of `status`):
+//! A module uses only those in lines below its own:
 //!
 //! ```text
 //! commands

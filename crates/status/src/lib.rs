@@ -2,7 +2,7 @@
 //!
 //! # Model
 //!
-//! An engine **records** its migration: ten times a second it adds the present [`State`](hikkoshi_account::State) to a
+//! An engine **records** its migration: ten times a second it adds the present [`State`] to a
 //! [`Recording`], which also has what came before (coarser, the longer it lasts) and what was
 //! reported to the operator. It serves that on a unix socket in the **status folder**
 //! ([`StatusFolder`]): a client that connects receives the recording so far, and then each new
@@ -29,12 +29,15 @@
 //! # The map
 //!
 //! A guest's memory is shown as at most [`MAX_CELLS`] **cells** of equal size. What happens to
-//! pages is counted by cell ([`Map`](hikkoshi_account::Map)), so the size of a status does not depend on the size of the
+//! pages is counted by cell ([`Map`]), so the size of a status does not depend on the size of the
 //! guest.
 //!
 //! # What is missing
 //!
 //! - A client cannot control a migration here: `hikkoshi-control` does that.
+//!
+//! [`State`]: hikkoshi_account::State
+//! [`Map`]: hikkoshi_account::Map
 
 mod client;
 mod folder;

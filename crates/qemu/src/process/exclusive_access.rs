@@ -221,7 +221,7 @@ mod tests {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "attach::exclusive_access::tests::another_process",
+                "process::exclusive_access::tests::another_process",
                 "--nocapture",
             ])
             .env(PATH, file.path())

@@ -64,7 +64,7 @@ impl HostileProcess {
         command
             .args([
                 "--exact",
-                "attach::ram::file::hostile_process_tests::another_process",
+                "ram::file::hostile_process_tests::another_process",
             ])
             .arg("--nocapture")
             .env(PATH, path)
