@@ -57,7 +57,7 @@ impl Latencies {
             mean: sorted.iter().sum::<f64>() / count as f64,
             p50: sorted[count / 2],
             p99: sorted[count * 99 / 100],
-            max: max,
+            max,
             histogram,
         }
     }
