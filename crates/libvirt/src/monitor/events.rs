@@ -70,7 +70,7 @@ impl Drop for Subscription {
     }
 }
 
-/// Called by libvirt on the thread of [`crate::session`] that runs its event loop.
+/// Called by libvirt on the thread of [`crate::connection`] that runs its event loop.
 unsafe extern "C" fn send_event(
     _: sys::virConnectPtr,
     _: sys::virDomainPtr,
