@@ -35,7 +35,7 @@ pub(super) trait Method: Debug + Send {
         Ok(())
     }
 
-    /// See [`DirtyLog::starts_clean`].
+    /// See [`DirtyLog::starts_clean`](crate::DirtyLog::starts_clean).
     fn starts_clean(&self) -> bool {
         true
     }
