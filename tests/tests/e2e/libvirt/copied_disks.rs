@@ -8,6 +8,17 @@ use hikkoshi_lab::{Disk, DiskFormat, Workload};
 use hikkoshi_tests::MessageKind::{Commit, DiskBytes};
 use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, eventually};
 
+/// Kills a host's guards, and fails if there is none. The root with libvirt 12.9 has no `pkill`.
+const KILL_GUARD: &str = r"
+killed=
+for process in /proc/[0-9]*; do
+    if tr '\0' ' ' <$process/cmdline | grep -q '[g]uard --journal'; then
+        kill -KILL ${process#/proc/}
+        killed=1
+    fi
+done
+[[ $killed ]]";
+
 /// A domain that writes to its disk all the time.
 fn boot<'h>(test: &'h LibvirtTest, disk: &Disk) -> Domain<'h> {
     let workload = Workload::verify(32)
@@ -162,7 +173,7 @@ fn a_killed_source_leaves_no_copy() {
         moving.wait_held();
         assert!(is_copying(source));
         if with_guard {
-            source.shell("pkill -KILL -f '[g]uard --journal'").unwrap();
+            source.shell(KILL_GUARD).unwrap();
         }
         moving.migrate.kill();
         moving.relay().cut();
