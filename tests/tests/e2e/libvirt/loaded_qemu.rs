@@ -96,7 +96,7 @@ impl QueuedMonitor {
 }
 
 /// The stream of a QEMU that has loaded its guest: the pipe that it holds open itself, for reading
-/// and for writing.
+/// and for writing. Its standard output and error may be one pipe, too, for writing only.
 fn stream(pid: u32) -> PathBuf {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let mut pipes = HashMap::<_, Vec<PathBuf>>::new();
@@ -107,8 +107,13 @@ fn stream(pid: u32) -> PathBuf {
             pipes.entry(file.ino()).or_default().push(path);
         }
     }
-    let mut held = pipes.into_values().filter(|paths| paths.len() > 1);
-    held.next().unwrap().remove(0)
+    let is_read = |path: &PathBuf| {
+        // A descriptor's link has the permissions of its access (proc_pid_fd(5)).
+        std::fs::symlink_metadata(path).unwrap().mode() & 0o400 != 0
+    };
+    let mut held = pipes.into_values();
+    let held = held.find(|paths| paths.len() > 1 && paths.iter().any(is_read));
+    held.unwrap().remove(0)
 }
 
 fn signal(pid: u32, name: &str) {
