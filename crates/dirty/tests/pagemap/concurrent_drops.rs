@@ -81,11 +81,13 @@ fn no_write_is_missed_where_the_kernel_hides_holes() {
 
 #[test]
 fn no_write_to_hugetlb_memory_is_missed() {
-    let Some(_pages) = HugePages::reserve(8) else {
+    // Eight for one process at a time, and one for each thread that copies: a page that is dropped
+    // while somebody reads it is free only afterwards, and a write that finds no free page ends
+    // the process (SIGBUS).
+    let Some(_pages) = HugePages::reserve(8 + 2) else {
         return;
     };
     let blocks = [(4 * HUGE, HUGE), (4 * HUGE, HUGE)];
-    // One process at a time: the pages are for one.
     for new in [Process::new, Process::private] {
         let process = new(&blocks);
         let taken = process.take_userfault();

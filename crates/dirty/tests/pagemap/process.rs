@@ -162,7 +162,10 @@ impl contract_tests::Guest for Process {
     fn stop_writing(&self) {
         let shared = self.target.0.shared;
         shared.set(WRITING, 0);
-        eventually("the writers to stop", || shared.get(WRITERS) == 0);
+        eventually("the writers to stop", || {
+            assert_ne!(self.target.0.state(), 'Z', "the second process has ended");
+            shared.get(WRITERS) == 0
+        });
     }
     fn can_pin(&self) -> bool {
         !self.on_disk
