@@ -5,7 +5,7 @@
 # Each is run again, alone, up to two times. One that passes then is FLAKY: it is listed at the end,
 # and its first output is kept in its folder. One flaky test is forgiven, two are a failure. Output
 # with the line `NEVER RETRIED` (guest/lab/src/never_retried.rs) is never forgiven: a wrong page, a
-# guest that ran twice, an engine that crashed.
+# missed write, a guest that ran twice, an engine that crashed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${1:-build/tests/failed}

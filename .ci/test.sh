@@ -12,8 +12,8 @@
 # The Debian package is built of that program, too, and used on two hosts with systemd, as the
 # operator's guide says; `make test-deb` does the same with the program of a release.
 #
-# The output of each part is written to build/tests, and printed when the part has ended. Tests with
-# guests or peers, and the package's, that failed run again at the end, alone (.ci/retry.sh).
+# The output of each part is written to build/tests, and printed when the part has ended. Tests that
+# failed run again at the end, alone (.ci/retry.sh).
 set -euo pipefail
 set -m # Each part is a process group, so that all of it can be ended.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -132,5 +132,5 @@ finish lab
 finish package
 finish loom
 grep --no-filename "^test.sh: .* took" "$logs"/*.log
-.ci/retry.sh || failed+=("tests with guests or peers, even alone (listed above)")
+.ci/retry.sh || failed+=("tests, even alone (listed above)")
 stop_if_failed

@@ -431,7 +431,11 @@ fn no_write_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
     );
     for page in all {
         let (is, copied) = (guest.read(page), copy.get(&page).copied());
-        assert_eq!(Some(is), copied, "a write to {page:?} was missed");
+        assert_eq!(
+            Some(is),
+            copied,
+            "NEVER RETRIED: a write to {page:?} was missed"
+        );
     }
 }
 

@@ -201,7 +201,7 @@ fn no_stamp_is_missed(method: Method) {
         assert_eq!(
             is,
             stamp.load(Ordering::Relaxed),
-            "{method:?}: a write to {page} was missed: stamp {} of processor {}",
+            "NEVER RETRIED: {method:?}: a write to {page} was missed: stamp {} of processor {}",
             is & 0xffff_ffff_ffff,
             is >> 48,
         );

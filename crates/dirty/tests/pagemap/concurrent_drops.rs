@@ -60,7 +60,10 @@ fn no_write_is_missed(process: &Process, log: &PagemapLog) {
         for page in all {
             let copied = copy[index(page)].load(Ordering::SeqCst);
             let is = process.read(page);
-            assert_eq!(is, copied, "round {rounds}: a write to {page:?} was missed");
+            assert_eq!(
+                is, copied,
+                "NEVER RETRIED: round {rounds}: a write to {page:?} was missed"
+            );
         }
     }
     let reported = reported.into_inner();

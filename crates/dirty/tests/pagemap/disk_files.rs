@@ -308,7 +308,7 @@ fn no_write_is_missed_while_pages_are_evicted() {
                 let is = process.read(Page::new(page));
                 assert_eq!(
                     is, copied,
-                    "round {round}: a write to page {page} was missed"
+                    "NEVER RETRIED: round {round}: a write to page {page} was missed"
                 );
             }
         }
