@@ -37,14 +37,11 @@ start() {
     parts[$name]=$!
 }
 
-# timed NAME COMMAND...: prints how long it took.
-timed() (
-    SECONDS=0
-    name=$1
-    # A function that fails has other arguments.
-    trap 'echo "test.sh: $name took $SECONDS s"' EXIT
-    "${@:2}"
-)
+# timed NAME COMMAND...: prints how long it took, and how much processor time.
+timed() {
+    local TIMEFORMAT="test.sh: $1 took %0R s, with %0U + %0S s of processor time"
+    time ("${@:2}")
+}
 
 finish() {
     local name=$1

@@ -33,6 +33,7 @@ missing_tools() {
         /usr/bin/make:make \
         /usr/bin/pkg-config:pkg-config \
         /usr/bin/cpio:cpio \
+        /usr/bin/lz4:lz4 \
         /usr/bin/flock:util-linux \
         /usr/bin/unshare:util-linux \
         /usr/sbin/mkfs.ext4:e2fsprogs \

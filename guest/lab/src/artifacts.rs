@@ -53,11 +53,19 @@ impl fmt::Display for QemuVersion {
     }
 }
 
-/// The guest's kernel.
+/// The guest's kernel, decompressed: QEMU starts it directly (PVH).
 ///
 /// # Errors
 /// When it has not been set up.
 pub fn kernel() -> Result<PathBuf, LabError> {
+    present("the guest's kernel", "kernel/vmlinux", "guest")
+}
+
+/// The guest's kernel as it was packaged, which UEFI can start.
+///
+/// # Errors
+/// When it has not been set up.
+pub(crate) fn uefi_kernel() -> Result<PathBuf, LabError> {
     present("the guest's kernel", "kernel/vmlinuz", "guest")
 }
 

@@ -1,9 +1,10 @@
 //! A machine's firmware.
 
-use crate::artifacts::ovmf;
+use crate::artifacts::{kernel, ovmf, uefi_kernel};
 use crate::{Lab, LabError};
 use serde_json::json;
 use std::fs;
+use std::path::PathBuf;
 
 /// A machine's firmware.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -19,6 +20,14 @@ pub enum Firmware {
 }
 
 impl Firmware {
+    /// The guest's kernel, in the form that this firmware starts.
+    pub(crate) fn kernel(self) -> Result<PathBuf, LabError> {
+        match self {
+            Self::Default | Self::Qboot => kernel(),
+            Self::Ovmf => uefi_kernel(),
+        }
+    }
+
     /// QEMU's arguments for machine `vm`, and what is appended to `-machine TYPE`.
     pub(crate) fn prepare(
         self,

@@ -2,7 +2,7 @@
 
 use crate::artifacts::ovmf;
 use crate::vm::KERNEL_ARGUMENTS;
-use crate::{DEFAULT_MACHINE, Disk, Firmware, GuestNetwork, LabError, Workload, initramfs, kernel};
+use crate::{DEFAULT_MACHINE, Disk, Firmware, GuestNetwork, LabError, Workload, initramfs};
 
 /// Where the guest's console is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -175,7 +175,7 @@ impl DomainConfig {
             self.elements,
             self.memory_mib,
             self.cpus,
-            kernel()?.display(),
+            self.firmware.kernel()?.display(),
             initramfs()?.display(),
             self.devices,
         ))

@@ -6,9 +6,7 @@ use crate::config::Accelerator;
 use crate::device::PreparedDevice;
 use crate::net::TapQueues;
 use crate::ram::PreparedRam;
-use crate::{
-    Lab, LabError, Nic, QemuVersion, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc,
-};
+use crate::{Lab, LabError, Nic, QemuVersion, Qmp, VmConfig, nano_kernel, spawn, tsc};
 use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsString;
 use std::fs::File;
@@ -167,17 +165,16 @@ impl VmConfig {
 
     /// The arguments for the guest's kernel and initramfs.
     fn kernel_arguments(&self) -> Result<Vec<OsString>, LabError> {
-        let or = |given: &Option<PathBuf>, default: fn() -> Result<PathBuf, LabError>| {
-            given.clone().map_or_else(default, Ok)
-        };
         if self.nano {
             return Ok(vec!["-kernel".into(), nano_kernel()?.into()]);
         }
+        let kernel = self.kernel.clone();
+        let initramfs = self.initramfs.clone();
         Ok(vec![
             "-kernel".into(),
-            or(&self.kernel, kernel)?.into(),
+            kernel.map_or_else(|| self.firmware.kernel(), Ok)?.into(),
             "-initrd".into(),
-            or(&self.initramfs, initramfs)?.into(),
+            initramfs.map_or_else(crate::initramfs, Ok)?.into(),
         ])
     }
 
