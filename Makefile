@@ -324,7 +324,7 @@ docs-reports: guest browser ## make the reports that docs/reading-a-report.md re
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::debian:: modes::kvm:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::private_memory::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::debian:: modes::kvm:: modes::paused_guests:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::private_memory:: recovery::shutdown::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.
@@ -334,7 +334,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	HIKKOSHI_QEMU_VERSIONS=all cargo test --locked --package hikkoshi-qemu --test qemu -- --include-ignored --test-threads=1
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: memory::returned:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests:: log_ranges:: network::passt:: untested_qemu::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: memory::returned:: memory::swapped:: modes::monitor_reads:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests:: log_ranges:: network::passt:: untested_qemu::
 	@cat $(BUILD)/matrix.md
 
 # Emulated machines: minutes for each kernel.

@@ -9,9 +9,6 @@
 # They run the program that was built with the tests: what does something for each page is
 # optimized, arithmetic is checked, and a second build of everything would take minutes.
 #
-# The Debian package is built of that program, too, and used on two hosts with systemd, as the
-# operator's guide says; `make test-deb` does the same with the program of a release.
-#
 # The output of each part is written to build/tests, and printed when the part has ended. Tests that
 # failed run again at the end, alone (.ci/retry.sh).
 set -euo pipefail
@@ -79,22 +76,6 @@ loom() {
     make --no-print-directory test-loom
 }
 
-# Builds the package of the program that the tests run, and uses it.
-package() {
-    renice --priority 5 --pid "$BASHPID" >/dev/null
-    unset PKG_CONFIG_PATH LD_LIBRARY_PATH # the package's root has libvirt
-    tail --pid "${parts[guest_images]}" -f /dev/null
-    setup/setup.sh package-root fresh-root hosts-root
-    PROGRAM=target/debug/hikkoshi packaging/deb/build.sh
-    packaging/deb/test.sh || {
-        # Noted for .ci/retry.sh.
-        mkdir -p "$logs/failed/package"
-        echo package >"$logs/failed/package/name"
-        printf 'cd %q\nexec packaging/deb/test.sh\n' "$PWD" >"$logs/failed/package/again"
-        cp "$logs/package.log" "$logs/failed/package/output"
-    }
-}
-
 # Runs one group. Cargo is always called for the whole workspace: for another selection of packages,
 # the dependencies have other features, and cargo builds them again.
 group() {
@@ -111,7 +92,6 @@ start engine group engine --test-threads=1
 start waiting group waiting --test-threads=4
 start qemu group qemu --test-threads=1
 start others group others --test-threads=1
-start package package
 start ept env --chdir ept CARGO_TARGET_DIR=../target cargo test --locked --workspace
 start documentation cargo test --locked --workspace "${features[@]}" --doc
 for part in engine waiting qemu others ept documentation guest_images; do
@@ -126,7 +106,6 @@ start lab group lab --test-threads=1
 timed guests group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$logs/guests.log" ||
     failed+=(guests)
 finish lab
-finish package
 finish loom
 grep --no-filename "^test.sh: .* took" "$logs"/*.log
 .ci/retry.sh || failed+=("tests, even alone (listed above)")

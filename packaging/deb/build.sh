@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Debian package of the program that `make deb` has built, or of PROGRAM, and checks it
-# with lintian. The result is in build/deb. As root.
+# Builds the Debian package of the program that `make deb` has built, and checks it with lintian. The
+# result is in build/deb. As root.
 #
 # A revision of git that has no tag vVERSION gives the version VERSION~gitTIME.REVISION, which is
 # later than that of a revision before it, and earlier than VERSION's. A source archive has no git:
@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 project=$PWD
 output=$project/build/deb
-program=$(realpath "${PROGRAM:-target/package/release/hikkoshi}")
+program=$(realpath target/package/release/hikkoshi)
 [[ -x $program ]] || { echo "$program is missing: run \`make deb\`" >&2; exit 1; }
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 [[ $(head -n 1 packaging/debian/changelog) == "hikkoshi ($version-1) "* ]] || {

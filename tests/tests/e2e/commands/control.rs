@@ -303,6 +303,7 @@ fn served_client(folder: &Path) -> JoinHandle<()> {
 /// An engine that is stopped, and one with as many clients as it serves: it runs, and is not said
 /// to have ended. The second one is cancelled. One that was killed is not said to have ended.
 #[test]
+#[ignore = "one of its kind runs in CI: make test-control"]
 fn an_engine_that_does_not_answer_has_not_ended() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());

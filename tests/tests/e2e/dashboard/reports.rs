@@ -129,6 +129,7 @@ fn assert_likely_downtime(here: &JsonReport, there: &JsonReport) {
 /// A migration is cancelled, and the guest is moved afterwards. Both engines write a report each
 /// time, and `hikkoshi report` makes one of what has ended, of files, and of nothing else.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn a_cancelled_migration_and_a_move_are_reported() {
     let env = TestEnv::new();
     let run_folder = run_folder(&env);

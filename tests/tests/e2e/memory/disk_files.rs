@@ -139,6 +139,7 @@ impl<'a> Mover<'a> {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn evicted_pages_are_moved() {
     let env = TestEnv::new();
     // Most pages that are written are not used again before they are evicted.

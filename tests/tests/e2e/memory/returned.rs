@@ -86,6 +86,7 @@ fn move_while_memory_is_returned(from: RamBackend, to: RamBackend) {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn private_memory() {
     move_while_memory_is_returned(RamBackend::Default, RamBackend::Default);
 }

@@ -84,6 +84,7 @@ fn qemu_7_2() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn two_processors() {
     move_by_all_modes(with_processors(2).machine(Q35), private(), file());
 }
@@ -151,6 +152,7 @@ fn source_engine_and_qemu_killed() {
 
 /// Before commit the guest stays at the source, and can be moved later.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn interrupted_before_commit() {
     if !kvm_present() {
         return;

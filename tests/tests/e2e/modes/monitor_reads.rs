@@ -11,6 +11,7 @@ use serde_json::json;
 /// The memory is registered before the pause, so QEMU's main thread waits. Meanwhile hikkoshi makes
 /// QEMU drop pages, sends the device state, and QEMU loads it after the read.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn a_monitor_that_reads_before_the_switch_waits_for_the_pages() {
     let env = TestEnv::new();
     let workload = Workload::verify(192).rate(20_000).option("every_ms", 200);

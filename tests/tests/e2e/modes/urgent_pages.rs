@@ -84,6 +84,7 @@ fn four_processors_several_links_and_fault_threads() {
 /// until they have accessed all pages, and answers are delayed, so that all processors wait for
 /// each page.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn four_processors_fault_on_the_same_pages() {
     const MIB: u64 = 1;
     const PAGES: u64 = MIB * 256;
@@ -296,6 +297,7 @@ fn thread_scheduling(
 /// The scheduler prefers every urgent thread to every background thread, on both sides, unless
 /// disabled by an option.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn urgent_threads_have_priority_over_background_threads() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, four(64));

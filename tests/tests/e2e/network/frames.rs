@@ -265,6 +265,7 @@ fn no_datagram_is_lost_on_a_device_that_was_passed_to_qemu_from_another_namespac
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn without_kept_frames_datagrams_are_lost() {
     let network = GuestNetwork::new().unwrap();
     let setup = Setup {
@@ -359,6 +360,7 @@ fn all_addresses_and_vlans_are_announced_before_kept_frames_are_delivered() {
 /// QEMU 10.0.2 does not know the VLANs of this guest, so hikkoshi announces none of them. Linux
 /// announces itself in each of its VLANs when QEMU asks the guest for that.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn a_linux_guest_announces_itself_in_vlans_that_qemu_does_not_know() {
     let network = GuestNetwork::new().unwrap();
     let setup = with_vlan(&network, QemuVersion::V10_0);

@@ -194,6 +194,7 @@ fn destination_qemu_killed_after_ready() {
 
 /// The destination's QEMU and its engine are killed: a new engine notifies the source.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn destination_qemu_and_engine_killed_after_ready() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
@@ -361,6 +362,7 @@ fn source_qemu_quits_in_postcopy() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_qemu_quits_and_its_engine_is_killed_in_postcopy() {
     the_source_qemu_quits_in_postcopy(true);
 }

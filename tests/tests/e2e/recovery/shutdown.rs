@@ -92,6 +92,7 @@ fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
 /// A guest powers off in post-copy, and the engine that resumes was not there when QEMU reported
 /// it.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu_before_its_receiver_is_killed() {
     powers_off_and_leaves_its_qemu(|migration| {
         migration.receive.kill();
@@ -129,6 +130,7 @@ fn powers_off_and_leaves_its_qemu(then: impl FnOnce(&mut Migration)) {
 /// The guest powers off in post-copy, and the source is not notified: an engine that is started
 /// after QEMU has ended notifies it.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn a_guest_that_powers_off_while_its_source_is_disconnected() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, small());
