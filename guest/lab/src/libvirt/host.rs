@@ -157,6 +157,22 @@ impl LibvirtHost {
         Ok(output.trim().to_owned())
     }
 
+    /// The process IDs, on the host, of all programs with this name: at most 15 bytes, as the kernel
+    /// keeps it. A host's root may have no `pgrep`.
+    ///
+    /// # Errors
+    /// When no command runs on the host.
+    pub fn pids_of(&self, program: &str) -> Result<Vec<u32>, LabError> {
+        let script = format!(
+            "grep --files-with-matches --line-regexp '{program}' /proc/[0-9]*/comm || true"
+        );
+        let files = self.shell(&script)?;
+        let pids = files
+            .lines()
+            .filter_map(|file| file.split('/').nth(2)?.parse().ok());
+        Ok(pids.collect())
+    }
+
     /// The state of a domain, as `virsh domstate` prints it: `running`, `paused`, `shut off`.
     /// `absent` if the daemon has no such domain.
     ///

@@ -159,7 +159,7 @@ fn another_description_may_change_what_is_specific_to_the_host() {
     }
     write("<name>guest</name>", "<name>other</name>");
     let exits = served.start_move(&with_file()).refused();
-    exits.assert_source(1, &["has the name other", "still runs at the source"]);
+    exits.assert_source(1, &["has the name \"other\"", "still runs at the source"]);
     served.assert_here();
 
     // The same image by another path, and a title.
@@ -358,9 +358,9 @@ fn a_domain_with_a_folder_by_virtiofs_is_refused() {
             "nothing was changed",
         ],
     );
-    let pids = order[0].shell("pgrep --exact virtiofsd").unwrap();
+    let pids = order[0].pids_of("virtiofsd").unwrap();
     let names = |pid| exit.stderr.contains(&format!("(process {pid}, virtiofsd)"));
-    assert!(pids.split_whitespace().any(names), "{pids} {exit:?}");
+    assert!(pids.iter().any(names), "{pids:?} {exit:?}");
     assert_eq!(order[1].state("guest").unwrap(), "absent");
     assert_healthy(&domain, order[0]);
 }

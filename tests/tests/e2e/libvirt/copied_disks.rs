@@ -19,6 +19,9 @@ for process in /proc/[0-9]*; do
 done
 [[ $killed ]]";
 
+/// The program that serves the disks, as the kernel calls it.
+const STORAGE_DAEMON: &str = "qemu-storage-da";
+
 /// A domain that writes to its disk all the time.
 fn boot<'h>(test: &'h LibvirtTest, disk: &Disk) -> Domain<'h> {
     let workload = Workload::verify(32)
@@ -61,10 +64,9 @@ fn is_copying(host: &LibvirtHost) -> bool {
 
 fn assert_not_served(host: &LibvirtHost) {
     eventually("the storage daemon to end", || {
-        let running = host.shell("pgrep --exact qemu-storage-da || true").unwrap();
-        match running.trim() {
-            "" => Ok(()),
-            pids => Err(pids.to_owned()),
+        match host.pids_of(STORAGE_DAEMON).unwrap().as_slice() {
+            [] => Ok(()),
+            pids => Err(format!("{pids:?}")),
         }
     });
 }
@@ -172,6 +174,7 @@ fn a_killed_source_leaves_no_copy() {
         let mut moving = DomainMove::start(&test.env, &domain, order, &held);
         moving.wait_held();
         assert!(is_copying(source));
+        assert_eq!(destination.pids_of(STORAGE_DAEMON).unwrap().len(), 1);
         if with_guard {
             source.shell(KILL_GUARD).unwrap();
         }
