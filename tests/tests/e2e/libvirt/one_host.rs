@@ -176,7 +176,7 @@ fn check_of_a_domain_of_a_users_daemon() {
     let (folder, program) = write_domain(&env, DOMAIN);
     let script = format!(
         r#"chmod a+rwx {folder}; truncate --size 16M {folder}/disk; chmod a+rw {folder}/disk
-         echo 'user:x:1000:1000::/home/user:/bin/bash' >>/etc/passwd
+         echo 'user:x:1000:1000::/home/user:/bin/bash' >>/etc/passwd; echo user:x:1000: >>/etc/group
          export XDG_RUNTIME_DIR=/run/user/1000
          mkdir -p /home/user $XDG_RUNTIME_DIR
          chown 1000:1000 /home/user $XDG_RUNTIME_DIR
