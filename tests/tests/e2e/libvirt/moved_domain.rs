@@ -230,7 +230,13 @@ impl<'h> Served<'h> {
     pub(crate) fn end(self) -> usize {
         let [at, _] = self.hosts;
         let datagrams = self.client.finish().unwrap();
-        log(format!("{datagrams:?}"));
+        // What the guest itself has received tells on which way a datagram was lost.
+        let lines = self.domain.console().lines();
+        let received = lines.iter().rev().find_map(|line| match &line.report {
+            GuestReport::Serve(serve) => Some(serve),
+            _ => None,
+        });
+        log(format!("{datagrams:?}, the guest: {received:?}"));
         self.domain.destroy(at).unwrap();
         self.disk.image().check().unwrap();
         datagrams.lost.len()
