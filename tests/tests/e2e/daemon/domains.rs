@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::Daemon;
-use crate::libvirt::moved_domain::LibvirtTest;
-use hikkoshi_lab::libvirt::LibvirtHost;
+use crate::libvirt::at_once::HeldCreation;
+use crate::libvirt::moved_domain::{LibvirtTest, assert_healthy};
+use hikkoshi_lab::Workload;
+use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
 use hikkoshi_tests::{CertificateAuthority, Program, assert_command_refused, hikkoshi};
 use rustix::process::{Signal, kill_process};
 use std::fs;
@@ -17,10 +19,24 @@ fn daemon_on(host: &LibvirtHost, run: &Path, more: &[&str]) -> Daemon {
 }
 
 fn migrate(host: &LibvirtHost, journal: &Path, more: &[&str]) -> Command {
+    migrate_domain("guest", host, journal, more)
+}
+
+fn migrate_domain(name: &str, host: &LibvirtHost, journal: &Path, more: &[&str]) -> Command {
     let mut command = host.command(hikkoshi());
-    command.args(["migrate", "--domain", "guest", "--journal"]);
+    command.args(["migrate", "--domain", name, "--journal"]);
     command.arg(journal).args(more);
     command
+}
+
+/// The invitation of the host's daemon for a domain, under this name.
+fn invitation(host: &LibvirtHost, run: &Path, name: &str) -> String {
+    let mut invite = host.command(hikkoshi());
+    invite.args(["invite", "--connect", "qemu:///system", "--name", name]);
+    invite.arg("--journal").arg(run);
+    let invited = Program::start("invite", invite).wait();
+    invited.assert(0, &[&format!("guest {name}: ")]);
+    invited.stdout
 }
 
 /// There by an invitation, with a receiver that is killed in post-copy, and back by a certificate.
@@ -36,17 +52,7 @@ fn a_domain_is_received_by_a_daemon() {
     let journal = env.folder().join("journals");
     let run = env.folder().join("run");
     let daemon = daemon_on(to, &run, &[]);
-    let mut invite = to.command(hikkoshi());
-    invite.args([
-        "invite",
-        "--connect",
-        "qemu:///system",
-        "--name",
-        "the-guest",
-    ]);
-    invite.arg("--journal").arg(&run);
-    let invited = Program::start("invite", invite).wait();
-    invited.assert(0, &["guest the-guest: "]);
+    let invitation = invitation(to, &run, "the-guest");
 
     // Nothing is pushed, so the migration stays in post-copy.
     let stay = [
@@ -58,7 +64,7 @@ fn a_domain_is_received_by_a_daemon() {
         "-",
     ];
     let command = migrate(from, &journal, &stay);
-    let mut migrating = Program::start_with_input("migrate", command, &invited.stdout);
+    let mut migrating = Program::start_with_input("migrate", command, &invitation);
     daemon
         .program
         .wait_stderr("the-guest: hikkoshi: the guest runs here now");
@@ -102,4 +108,41 @@ fn a_domain_is_received_by_a_daemon() {
     daemon.program.wait_stderr("guest guest: received");
     served.assert_arrived();
     served.end();
+}
+
+/// libvirt creates the second domain while it still creates the first one.
+#[test]
+#[ignore = "two hosts with libvirt: make test-daemon"]
+fn two_domains_are_received_at_once() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let env = &test.env;
+    let [from, to] = test.hosts();
+    let domains = ["first", "second"].map(|name| {
+        let workload = Workload::verify(16).option("every_ms", 200);
+        Domain::boot(&test.hosts, DomainConfig::new(name, workload)).unwrap()
+    });
+    let held = HeldCreation::start(to);
+    let run = env.folder().join("run");
+    let daemon = daemon_on(to, &run, &[]);
+    let mut moving = domains.each_ref().map(|domain| {
+        let name = domain.name();
+        let invitation = invitation(to, &run, name);
+        let journal = env.folder().join("journals");
+        let command = migrate_domain(name, from, &journal, &["--to", "-"]);
+        Program::start_with_input(&format!("migrate {name}"), command, &invitation)
+    });
+    for domain in &domains {
+        held.wait(domain.name());
+    }
+    held.release();
+    for (domain, moving) in domains.iter().zip(&mut moving) {
+        moving.wait().assert(0, &[]);
+        let received = format!("guest {}: received", domain.name());
+        daemon.program.wait_stderr(&received);
+        assert_healthy(domain, to);
+        assert_eq!(from.state(domain.name()).unwrap(), "absent");
+    }
+    daemon.wait_nothing_left();
 }

@@ -1,5 +1,6 @@
 //! Domains of libvirt.
 
+pub(crate) mod at_once;
 mod configurations;
 mod copied_disks;
 mod give_up;
