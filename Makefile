@@ -266,8 +266,8 @@ test-guests: guest-images browser ## the laboratory's own tests, and real guests
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 
-# Domains of real libvirt daemons, of 9.0 and of 12.9. A move in all modes and a few quick tests are
-# part of `make test`.
+# Domains of real libvirt daemons, of 9.0 and of 12.9, and a few tests with 11.3. A move in all modes
+# and a few quick tests are part of `make test`.
 # CI: what cannot be tested is an error.
 .PHONY: test-libvirt
 test-libvirt: guest-images openssh ## domains of libvirt: their monitors, `check`, and moves between two daemons
@@ -276,6 +276,7 @@ test-libvirt: guest-images openssh ## domains of libvirt: their monitors, `check
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=12.9 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt::versions::
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=11.3 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt::at_once:: libvirt::copied_disks:: libvirt::two_daemons::a_domain_is_moved_in --include-ignored
 
 # One move with everything that is quick is part of test-guests.
 .PHONY: test-control

@@ -43,6 +43,12 @@ fn a_domain_is_moved_to_libvirt_11_and_back() {
 
 #[test]
 #[ignore = "as from 9.0: make test-libvirt"]
+fn a_domain_is_moved_between_two_of_libvirt_11() {
+    move_between([V11, V11], &["precopy", "postcopy", "hybrid"]);
+}
+
+#[test]
+#[ignore = "as from 9.0: make test-libvirt"]
 fn a_domain_is_moved_between_libvirt_11_and_12() {
     move_between([V11, V12], &["postcopy", "precopy"]);
 }
