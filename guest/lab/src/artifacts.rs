@@ -61,11 +61,11 @@ pub fn kernel() -> Result<PathBuf, LabError> {
     present("the guest's kernel", "kernel/vmlinux", "guest")
 }
 
-/// The guest's kernel as it was packaged, which UEFI can start.
+/// The guest's kernel as it was packaged.
 ///
 /// # Errors
 /// When it has not been set up.
-pub(crate) fn uefi_kernel() -> Result<PathBuf, LabError> {
+pub(crate) fn packaged_kernel() -> Result<PathBuf, LabError> {
     present("the guest's kernel", "kernel/vmlinuz", "guest")
 }
 

@@ -1,6 +1,6 @@
 //! A machine's firmware.
 
-use crate::artifacts::{kernel, ovmf, uefi_kernel};
+use crate::artifacts::{kernel, ovmf, packaged_kernel};
 use crate::{Lab, LabError};
 use serde_json::json;
 use std::fs;
@@ -21,10 +21,14 @@ pub enum Firmware {
 
 impl Firmware {
     /// The guest's kernel, in the form that this firmware starts.
-    pub(crate) fn kernel(self) -> Result<PathBuf, LabError> {
+    ///
+    /// QEMU puts the initramfs of a decompressed kernel at a fixed distance from the end of memory,
+    /// over the ACPI tables of a machine with a TPM: they are larger. Without its tables the guest
+    /// has no ACPI, one processor and no TPM.
+    pub(crate) fn kernel(self, has_tpm: bool) -> Result<PathBuf, LabError> {
         match self {
-            Self::Default | Self::Qboot => kernel(),
-            Self::Ovmf => uefi_kernel(),
+            Self::Default | Self::Qboot if !has_tpm => kernel(),
+            _ => packaged_kernel(),
         }
     }
 

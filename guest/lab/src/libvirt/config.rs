@@ -175,7 +175,9 @@ impl DomainConfig {
             self.elements,
             self.memory_mib,
             self.cpus,
-            self.firmware.kernel()?.display(),
+            self.firmware
+                .kernel(self.devices.contains("<tpm "))?
+                .display(),
             initramfs()?.display(),
             self.devices,
         ))

@@ -6,7 +6,7 @@ use crate::config::Accelerator;
 use crate::device::PreparedDevice;
 use crate::net::TapQueues;
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Nic, QemuVersion, Qmp, VmConfig, nano_kernel, spawn, tsc};
+use crate::{Device, Lab, LabError, Nic, QemuVersion, Qmp, VmConfig, nano_kernel, spawn, tsc};
 use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsString;
 use std::fs::File;
@@ -169,10 +169,13 @@ impl VmConfig {
             return Ok(vec!["-kernel".into(), nano_kernel()?.into()]);
         }
         let kernel = self.kernel.clone();
+        let has_tpm = self.devices.contains(&Device::Tpm);
         let initramfs = self.initramfs.clone();
         Ok(vec![
             "-kernel".into(),
-            kernel.map_or_else(|| self.firmware.kernel(), Ok)?.into(),
+            kernel
+                .map_or_else(|| self.firmware.kernel(has_tpm), Ok)?
+                .into(),
             "-initrd".into(),
             initramfs.map_or_else(crate::initramfs, Ok)?.into(),
         ])
