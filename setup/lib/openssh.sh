@@ -1,10 +1,11 @@
-# OpenSSH's server and client, for a test of `migrate --ssh` between two namespaces, with the
-# libraries that the host does not have.
+# OpenSSH's server and client, for tests of `migrate --ssh` between two namespaces, with all of their
+# libraries: the roots of newer libvirts have other ones than this host.
 
 setup_openssh() {
     local folder=$build/openssh
-    # Run it: a library that was present at setup may be missing now.
-    if [[ -e $folder/.done ]] && "$folder/run" ssh -V 2>/dev/null; then return 0; fi
+    # Run it; an earlier set-up has left out the libraries of this host.
+    if [[ -e $folder/.done && -e $folder/root/usr/lib/x86_64-linux-gnu/libcrypto.so.3 ]] &&
+        "$folder/run" ssh -V 2>/dev/null; then return 0; fi
     prepare_private_apt
     say "OpenSSH from $codename"
     rm -rf "$folder"
@@ -15,10 +16,9 @@ setup_openssh() {
     local wanted=() name package_version
     while read -r name package_version; do
         case $name in
-        openssh-server | openssh-client) ;;
         # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
-        lib*) ! machine_has "$name" "$package_version" || continue ;;
+        openssh-server | openssh-client | lib*) ;;
         *) continue ;;
         esac
         wanted+=("$name=$package_version")
