@@ -17,8 +17,9 @@
 //! is a mark in its entry, and the log needs that mark. Without it, the first write to one of 512
 //! pages would make the kernel report all of them.
 //!
-//! On kernels that do not report all holes, a second scan looks for them. Its cost was not
-//! measured.
+//! On kernels that do not report all holes, a second scan looks for them. It looks at each page in
+//! the kernel's slow way: about 10 ms a GiB, where a search of clean memory takes 0.5 ms (measured
+//! under load, docs/versions.md).
 
 mod error;
 mod holes;
