@@ -38,7 +38,7 @@ for unit in hikkoshi-receive@guest:75 hikkoshi-resume@guest:75 hikkoshi-dashboar
         fail "${unit%:*}.service is more exposed than before: see systemd-analyze security"
 done
 # As needrestart reads them, and uses them: the first expression that matches the name.
-for unit in hikkoshi-receive@web.service:0 hikkoshi-resume@web.service:0 hikkoshi-receive.service:restarted \
+for unit in hikkoshi-receive@web.service:0 hikkoshi-resume@web.service:0 hikkoshi-daemon.service:restarted \
     guest@web.service:0 migrate-web.service:0 resume-web.service:0 ssh.service:restarted; do
     # shellcheck disable=SC2016
     restarts=$(perl -e '

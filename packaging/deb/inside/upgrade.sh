@@ -23,7 +23,7 @@ version() { sed -i "s/^Version: .*/Version: $1/" $other/DEBIAN/control; }
 version 0.1.0~git20200101000000.0123456789-1
 echo old >$other/usr/share/doc/hikkoshi/docs/old.md
 rm $other/usr/share/man/man1/hikkoshi-report.1.gz
-socket=$other/lib/systemd/system/hikkoshi-receive.socket
+socket=$other/lib/systemd/system/hikkoshi-daemon.socket
 sed -i 's/^Description=.*/Description=old/' $socket
 touch --date=2020-01-01 $socket
 build /tmp/older.deb
@@ -36,8 +36,8 @@ build /tmp/later.deb
 later_preinst() { bash $other/DEBIAN/preinst upgrade 0 1000; }
 
 apt install /tmp/older.deb
-systemctl start hikkoshi-receive.socket
-description() { systemctl show --value --property=Description hikkoshi-receive.socket; }
+systemctl start hikkoshi-daemon.socket
+description() { systemctl show --value --property=Description hikkoshi-daemon.socket; }
 [[ $(description) == old ]] || fail "the earlier unit is not loaded: $(description)"
 settings=(/etc/hikkoshi/receive/kept.conf /etc/hikkoshi/daemon.conf)
 echo 'RECEIVE_OPTIONS=--listen 10.0.0.2:7000 --qmp /run/guest.qmp' >"${settings[0]}"
@@ -53,10 +53,10 @@ apt install "$new" 9>&-
 [[ ! -e /usr/share/doc/hikkoshi/docs/old.md && -e /usr/share/man/man1/hikkoshi-report.1.gz ]] ||
     fail "the upgrade has not replaced the files"
 [[ -e ${settings[0]} && -e ${settings[1]} ]] || fail "the upgrade has removed a configuration"
-systemctl --quiet is-active hikkoshi-receive.socket || fail "the upgrade has ended a unit"
-[[ $(systemctl show --value --property=NeedDaemonReload hikkoshi-receive.socket) == no && $(description) != old ]] ||
+systemctl --quiet is-active hikkoshi-daemon.socket || fail "the upgrade has ended a unit"
+[[ $(systemctl show --value --property=NeedDaemonReload hikkoshi-daemon.socket) == no && $(description) != old ]] ||
     fail "after the upgrade, systemd has the unit '$(description)'"
-systemctl stop hikkoshi-receive.socket
+systemctl stop hikkoshi-daemon.socket
 
 # refuses COMMAND PACKAGE SAID: apt fails because of what hikkoshi's script says, and nothing changes.
 refuses() {
@@ -93,15 +93,15 @@ end_server() {
     wait $server 2>/dev/null || true
 }
 # The daemon starts engines of the program that it was started with.
-served /run/hikkoshi/receive.sock
+served /run/hikkoshi/daemon.sock
 refuses install /tmp/later.deb '`hikkoshi daemon` runs'
 end_server
 later_preinst || fail "the package is not upgraded, and nothing of the installed version runs"
 
 bash "$here/installed.sh"
 # As an administrator enables it, and what the daemon leaves when no guest is received.
-systemctl --quiet enable hikkoshi-receive.socket hikkoshi-receive.service hikkoshi-dashboard.service
-systemctl start hikkoshi-receive.socket
+systemctl --quiet enable hikkoshi-daemon.socket hikkoshi-daemon.service hikkoshi-dashboard.service
+systemctl start hikkoshi-daemon.socket
 mkdir -p /run/hikkoshi/{control,status,receivers,machines}
 touch /run/hikkoshi/receivers/web.json /run/hikkoshi/machines/web.log
 # What is left of a receiver and of its QEMU that were killed.
@@ -112,7 +112,7 @@ touch /run/hikkoshi/machines/runs.log
 served /run/hikkoshi/machines/runs.qmp
 apt remove hikkoshi
 [[ ! $(find /etc/systemd -name '*hikkoshi*') ]] || fail "remove leaves enabled units"
-! systemctl --quiet is-active hikkoshi-receive.socket || fail "remove leaves a unit active"
+! systemctl --quiet is-active hikkoshi-daemon.socket || fail "remove leaves a unit active"
 [[ -e ${settings[0]} && -e ${settings[1]} && ! -e /usr/bin/hikkoshi ]] ||
     fail "remove must keep the configuration, and nothing else"
 apt purge hikkoshi

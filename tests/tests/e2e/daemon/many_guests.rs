@@ -109,7 +109,7 @@ fn many_guests_are_received_on_one_port() {
 
     daemon.program.interrupt();
     daemon.program.wait().assert(0, &["migrations continue"]);
-    assert!(!run.join("receive.sock").exists());
+    assert!(!run.join("daemon.sock").exists());
 }
 
 /// Receivers that no source has reached: QEMU, the name and the route end with them.

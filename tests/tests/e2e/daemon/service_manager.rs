@@ -45,7 +45,7 @@ fn a_daemon_takes_the_socket_of_a_service_manager() {
     let nobody = "no guest with the name nobody is awaited";
     assert_command_refused(daemon(&["--withdraw", "nobody"]), 1, &[nobody]);
     // An `invite` of an earlier revision.
-    let mut old = UnixStream::connect(run.join("receive.sock")).unwrap();
+    let mut old = UnixStream::connect(run.join("daemon.sock")).unwrap();
     old.write_all(b"{\"name\":null}\n").unwrap();
     let mut answer = String::new();
     old.read_to_string(&mut answer).unwrap();

@@ -135,7 +135,7 @@ impl From<String> for Refusal {
 
 /// The daemon's socket in the run folder.
 pub(crate) fn socket(folder: &Path) -> PathBuf {
-    folder.join("receive.sock")
+    folder.join("daemon.sock")
 }
 
 /// Asks a daemon.
