@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::bind_unix;
+use hikkoshi_linux::{bind_unix, is_served};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -60,6 +60,10 @@ impl Control {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(in_use()),
             Err(error) => return Err(error.into()),
+        }
+        if is_served(path)? {
+            // By something that does not have the lock: what it does is not known.
+            return Err(in_use());
         }
         if path.exists() {
             // A daemon that was killed has left it.
@@ -172,7 +176,7 @@ mod tests {
     #[test]
     fn one_daemon_has_the_socket() {
         let run = tempfile::tempdir().unwrap();
-        let path = run.path().join("receive.sock");
+        let path = run.path().join("daemon.sock");
         let bound = |result: io::Result<Control>| result.map_err(|error| error.kind());
         let in_use = Some(io::ErrorKind::AddrInUse);
         let first = Control::bind(&path).unwrap();
@@ -187,5 +191,9 @@ mod tests {
         hikkoshi_linux::connect_unix(&path).unwrap();
         drop(second);
         assert!(!path.exists());
+        // One that answers without the lock is not replaced.
+        let _other = UnixListener::bind(&path).unwrap();
+        assert_eq!(bound(Control::bind(&path)).err(), in_use);
+        assert!(is_served(&path).unwrap());
     }
 }
