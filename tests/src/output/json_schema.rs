@@ -74,9 +74,12 @@ impl JsonSchema {
             let holds = match keyword.as_str() {
                 "description" => true,
                 "$ref" => {
-                    let path = wanted.as_str().and_then(|path| path.strip_prefix('#'));
-                    let to = path.and_then(|path| self.0.pointer(path));
-                    self.check(to.ok_or("a reference that does not resolve")?, value)?;
+                    let reference = wanted.as_str().and_then(|it| it.split_once('#'));
+                    let (file, path) = reference.ok_or("a reference has a '#'")?;
+                    let other = (!file.is_empty()).then(|| Self::read(file));
+                    let schema = other.as_ref().unwrap_or(self);
+                    let to = schema.0.pointer(path);
+                    schema.check(to.ok_or("a reference that does not resolve")?, value)?;
                     true
                 }
                 "oneOf" => {

@@ -22,7 +22,7 @@ use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
 use crate::args::OutputOptions;
 use crate::output::exit::{self, Exit, ExitStatus};
-use crate::output::progress::{self, Display};
+use crate::output::progress::Display;
 use crate::output::report::mib;
 use crate::output::streams;
 
@@ -66,7 +66,7 @@ struct Shared {
     control: Mutex<Option<SourceControl>>,
     folder: StatusFolder,
     control_folder: ControlFolder,
-    display: Arc<dyn Display>,
+    display: Arc<Display>,
     recording: Mutex<Option<RecordingThread>>,
     account: Mutex<Option<Statistics>>,
     /// What is moved, when a migration has begun.
@@ -103,7 +103,7 @@ impl Session {
                 control: Mutex::default(),
                 folder: StatusFolder::in_run_folder(run_folder),
                 control_folder: ControlFolder::in_run_folder(run_folder),
-                display: progress::display(output.progress),
+                display: Arc::new(Display::new(output.progress)),
                 recording: Mutex::default(),
                 account: Mutex::default(),
                 migration: Mutex::default(),
@@ -238,7 +238,7 @@ impl Observer for Shared {
     }
 
     fn notice(&self, text: &str) {
-        self.display.notice(text);
+        streams::notice(text);
         if let Some(recording) = &*lock(&self.recording) {
             let notice = Event::Notice(recording.at_ms(), text.to_owned());
             // A thread of the engine may be here, which does not wait.
@@ -279,7 +279,7 @@ struct Recorded {
     /// `None`: the status folder cannot be used.
     server: Option<StatusServer>,
     control_server: Option<ControlServer>,
-    display: Arc<dyn Display>,
+    display: Arc<Display>,
     folder: StatusFolder,
     renewal: Renewal,
     /// A warning was logged that the recording cannot be stored.
@@ -292,7 +292,7 @@ impl Recorded {
         sampler: Sampler,
         recorder: Recorder,
         control_server: Option<ControlServer>,
-        display: Arc<dyn Display>,
+        display: Arc<Display>,
         folder: StatusFolder,
     ) -> Self {
         let server = StatusServer::start(&folder, &recorder)

@@ -1,11 +1,12 @@
 //! A migration as JSON (`docs/control.md`, `docs/assets/schemas/status.schema.json`).
 
-use hikkoshi_account::{Limits, Phase, Side, State};
+use hikkoshi_account::{Phase, Side, State};
 use hikkoshi_status::{End, Migration, VERSION};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{Seen, Unfinished};
-use crate::output::progress::ProgressReport;
+use crate::output::progress::without_map;
 
 /// The part of the downtime that is not sending dirty pages, in milliseconds: what the engine
 /// allows for it when it decides that pre-copy has converged.
@@ -22,18 +23,9 @@ struct MigrationReport<'a> {
     running: bool,
     answers: bool,
     migration: &'a Migration,
-    state: Option<StateReport<'a>>,
+    state: Option<Value>,
     end: Option<&'a End>,
     unfinished: Option<&'a Unfinished>,
-}
-
-/// A state, without what grows with the guest or with time.
-#[derive(Debug, Serialize)]
-struct StateReport<'a> {
-    #[serde(flatten)]
-    progress: ProgressReport<'a>,
-    limits: Option<Limits>,
-    expected_downtime_ms: Option<f64>,
 }
 
 /// A migration as a line.
@@ -44,10 +36,10 @@ pub(crate) fn json_line(seen: &Seen) -> String {
         running: seen.is_running(),
         answers: seen.answers(),
         migration: &seen.migration,
-        state: seen.state.as_ref().map(|state| StateReport {
-            progress: state.into(),
-            limits: state.limits,
-            expected_downtime_ms: expected_downtime_ms(seen, state),
+        state: seen.state.as_ref().map(|state| {
+            let mut value = without_map(state);
+            value["expected_downtime_ms"] = expected_downtime_ms(seen, state).into();
+            value
         }),
         end: seen.end.as_ref(),
         unfinished: seen.unfinished.as_ref(),
@@ -150,7 +142,7 @@ mod tests {
         let seen = running("hybrid");
         let line = json_line(&seen);
         assert_eq!(line.lines().count(), 1);
-        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let value: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["version"], VERSION);
         assert_eq!(value["name"], seen.name);
         assert_eq!(value["running"], true);
