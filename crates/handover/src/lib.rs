@@ -38,6 +38,7 @@ mod record;
 mod recorded_machine;
 mod source;
 mod stage;
+mod stored;
 mod wire;
 
 pub use destination::{Destination, DestinationAction, DestinationEvent};

@@ -5,16 +5,19 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use hikkoshi_wire::{MigrationId, Mode};
+use serde::{Deserialize, Serialize};
 
-use super::{DestinationStage, SourceStage};
+use super::{DestinationStage, SourceStage, stored};
 
 /// What a source's engine needs to resume a migration.
 ///
 /// It contains the migration's secret number: store it where only its owner can
 /// read it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SourceRecord {
     /// The migration's number.
+    #[serde(with = "stored::id")]
     pub id: MigrationId,
     /// How far the source is.
     pub stage: SourceStage,
@@ -30,9 +33,11 @@ pub struct SourceRecord {
 ///
 /// It contains the migration's secret number: store it where only its owner can
 /// read it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DestinationRecord {
     /// The migration's number.
+    #[serde(with = "stored::id")]
     pub id: MigrationId,
     /// How far the destination is.
     pub stage: DestinationStage,
@@ -55,14 +60,18 @@ pub struct DestinationRecord {
 }
 
 /// What an engine reports of a migration that another one began. No decision depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct History {
     /// When the migration began on this side.
+    #[serde(rename = "begun_unix_ms", with = "stored::unix_ms")]
     pub begun: SystemTime,
     /// How long the guest was paused, as far as this side knows; zero if its owner had paused it.
     /// `None`: it has not been resumed yet, or this side cannot know.
+    #[serde(rename = "downtime_us", with = "stored::micros")]
     pub downtime: Option<Duration>,
     /// Source: how long it likely was paused, if the destination has reported that.
+    #[serde(rename = "likely_downtime_us", with = "stored::micros")]
     pub likely_downtime: Option<Duration>,
     /// Pages that were missing at the destination when post-copy began; 0 in pre-copy. `None`: it
     /// has not begun.

@@ -22,15 +22,15 @@ fn journal(folder: &Path, side: &str, fields: &Value) -> PathBuf {
     let namespace =
         |kind| std::fs::metadata(format!("/proc/self/ns/{kind}")).map(|file| file.ino());
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let place = &mut journal["qemu"]["place"];
-    place["qmp"] = "/nowhere/qmp".into();
+    let identity = &mut journal["qemu"]["identity"];
+    identity["monitor"] = json!({ "socket": "/nowhere/qmp" });
     // This process was not started when the machine was: that was another process.
-    place["pid"] = std::process::id().into();
-    place["started"] = 0.into();
-    place["view"] = json!({
-        "boot": boot.trim_end(),
-        "pids": namespace("pid").unwrap(),
-        "times": namespace("time").ok(),
+    identity["pid"] = std::process::id().into();
+    identity["start_time"] = 0.into();
+    identity["namespaces"] = json!({
+        "boot_id": boot.trim_end(),
+        "pid_namespace": namespace("pid").unwrap(),
+        "time_namespace": namespace("time").ok(),
     });
     journal["address"] = "192.0.2.1:7000".into();
     let history = journal["engine"]["history"].take();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::attach::preflight::Side;
@@ -12,7 +13,8 @@ use crate::qmp::{Client, QmpError};
 use crate::ram::backend;
 
 /// Values of the settings that we change.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Capabilities, on or off.
     pub capabilities: BTreeMap<String, bool>,

@@ -1,4 +1,4 @@
-//! The content of a journal, in run-time types.
+//! The content of a journal, as it is stored.
 
 use std::fmt;
 
@@ -6,14 +6,18 @@ use hikkoshi_handover::{DestinationRecord, DestinationStage, SourceRecord, Sourc
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::{DestinationCredentials, SourceCredentials};
 use hikkoshi_qemu::{DestinationReattachInfo, QemuIdentity, SourceReattachInfo};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::record::{self, RecordError};
 use crate::args::{MigrateOptions, ReceiveOptions};
 
 /// A source's journal.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct SourceEntry {
     /// The destination's address.
+    #[serde(with = "as_text")]
     pub address: Address,
     /// Whether `--plaintext` was given for that address.
     pub plaintext: bool,
@@ -21,14 +25,18 @@ pub(crate) struct SourceEntry {
     pub options: MigrateOptions,
     /// How the links are protected, if they are.
     pub security: Option<SourceCredentials>,
+    /// What the engine needs to resume.
     pub engine: SourceRecord,
+    /// What the QEMU adapter needs to reattach.
     pub qemu: SourceReattachInfo,
 }
 
 /// A destination's journal.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct DestinationEntry {
     /// The address it listened on.
+    #[serde(with = "as_text")]
     pub address: Address,
     /// Whether `--plaintext` was given for that address.
     pub plaintext: bool,
@@ -36,12 +44,14 @@ pub(crate) struct DestinationEntry {
     pub options: ReceiveOptions,
     /// How the links are protected, if they are.
     pub security: Option<DestinationCredentials>,
+    /// What the engine needs to resume.
     pub engine: DestinationRecord,
+    /// What the QEMU adapter needs to reattach.
     pub qemu: DestinationReattachInfo,
 }
 
 /// A journal of either side.
-pub(crate) trait Entry: fmt::Debug + Send + Sized {
+pub(crate) trait Entry: fmt::Debug + Send + Serialize + DeserializeOwned {
     /// The side, for file names.
     const SIDE: &'static str;
     /// The command that resumes this side.
@@ -62,12 +72,31 @@ pub(crate) trait Entry: fmt::Debug + Send + Sized {
     ///
     /// # Errors
     /// See [`RecordError`].
-    fn encode(&self) -> Result<Vec<u8>, RecordError>;
+    fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        record::encode(self)
+    }
     /// Reads a stored form of any supported version.
     ///
     /// # Errors
     /// See [`RecordError`].
-    fn decode(text: &[u8]) -> Result<Self, RecordError>;
+    fn decode(text: &[u8]) -> Result<Self, RecordError> {
+        record::decode(text)
+    }
+}
+
+/// An address as text.
+mod as_text {
+    use hikkoshi_link::Address;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(address: &Address, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(address)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Address, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl Entry for SourceEntry {
@@ -89,14 +118,6 @@ impl Entry for SourceEntry {
 
     fn engine_mut(&mut self) -> &mut SourceRecord {
         &mut self.engine
-    }
-
-    fn encode(&self) -> Result<Vec<u8>, RecordError> {
-        record::encode_source(self)
-    }
-
-    fn decode(text: &[u8]) -> Result<Self, RecordError> {
-        record::decode_source(text)
     }
 }
 
@@ -122,13 +143,5 @@ impl Entry for DestinationEntry {
 
     fn engine_mut(&mut self) -> &mut DestinationRecord {
         &mut self.engine
-    }
-
-    fn encode(&self) -> Result<Vec<u8>, RecordError> {
-        record::encode_destination(self)
-    }
-
-    fn decode(text: &[u8]) -> Result<Self, RecordError> {
-        record::decode_destination(text)
     }
 }

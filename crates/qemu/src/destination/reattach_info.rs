@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::identity::QemuIdentity;
 use crate::migration_settings::Settings;
 
 /// What another program needs to know to reattach to a destination.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DestinationReattachInfo {
     /// The QEMU process and its guest's memory.
     pub identity: QemuIdentity,

@@ -17,6 +17,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::{Backing, GuestRam, MemoryLost, PrivateMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
 use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
@@ -29,7 +30,8 @@ use crate::process::{self, ProcessError};
 use crate::qmp::{Monitor, MonitorAddress};
 
 /// A QEMU process and its guest's memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct QemuIdentity {
     /// Its monitor.
     pub monitor: MonitorAddress,
@@ -50,7 +52,8 @@ pub struct QemuIdentity {
 }
 
 /// What identifies the memory of a RAM block.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum RamIdentity {
     /// A file that QEMU has mapped shared. It remains when QEMU ends.
     File(RamFileIdentity),
@@ -66,7 +69,8 @@ pub enum RamIdentity {
 }
 
 /// What identifies the file of a RAM block.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RamFileIdentity {
     /// Its file's path as we see it. For a removed file, the name that the kernel
     /// reports.

@@ -5,6 +5,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::process::ProcessError;
@@ -13,7 +14,8 @@ use crate::process::ProcessError;
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The boot and the namespaces of a process.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NamespaceIdentity {
     /// The boot's identifier: it differs between machines and between boots.
     pub boot_id: String,

@@ -4,9 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use hikkoshi_wire::text::one_line;
+use serde::{Deserialize, Serialize};
 
 /// Where the monitor of a QEMU is, as a journal keeps it and messages name it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum MonitorAddress {
     /// QEMU's own QMP socket.
     Socket(PathBuf),

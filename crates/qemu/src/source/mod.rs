@@ -73,7 +73,8 @@ enum SwitchoverStage {
 }
 
 /// What another program needs to know to reattach to a source.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SourceReattachInfo {
     /// The QEMU process and its guest's memory.
     pub identity: QemuIdentity,

@@ -3,10 +3,13 @@
 use std::fmt;
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 use crate::migration_settings::Settings;
 
 /// The changes to a source. Another process can undo them, too.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct UndoRecord {
     /// The original values of the settings that we changed.
     pub settings: Settings,

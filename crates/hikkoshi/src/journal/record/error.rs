@@ -1,8 +1,5 @@
 //! Why a journal cannot be decoded or encoded.
 
-use std::path::PathBuf;
-
-use hikkoshi_link::AddressError;
 use thiserror::Error;
 
 use super::readable;
@@ -37,18 +34,9 @@ pub(crate) enum RecordError {
         /// The command for that side.
         command: &'static str,
     },
-    /// A path that JSON cannot hold.
-    #[error("the path {} is not UTF-8, so a journal cannot hold it", .0.display())]
-    Path(PathBuf),
-    /// It does not say where the monitor is, or says it twice.
-    #[error("the journal is damaged: it names not one monitor of QEMU")]
-    Monitor,
-    /// The migration's number.
-    #[error("the migration's number '{0}' does not have 32 hexadecimal digits")]
-    MigrationId(String),
-    /// The address of the destination.
-    #[error("the address in the journal")]
-    Address(#[from] AddressError),
+    /// It has a path that is not UTF-8.
+    #[error("a journal cannot hold this")]
+    Encode(#[source] serde_json::Error),
 }
 
 impl From<serde_json::Error> for RecordError {

@@ -1,29 +1,27 @@
-//! The stored form of journals.
+//! The stored form of journals: one JSON object.
 //!
-//! The types in this folder describe the files and are used for nothing else. Run-time types of
-//! the engine, the QEMU adapter and the command line may change freely. The stored form has a
-//! version, so that a program refuses a journal that it cannot read.
+//! It has the members of [`SourceEntry`] or [`DestinationEntry`] as serde writes them, so a change of
+//! a type below them (`hikkoshi_handover`'s records, what `hikkoshi_qemu` needs to reattach, the
+//! resolved options, the credentials) changes the stored form. `format_tests.rs` notices that: it
+//! compares the kept files in `tests/journals/` with what is written. The stored form has a version,
+//! so that a program refuses a journal that it cannot read.
 //!
 //! There is one version, and before release 0.1.0 the form changes without a new one. From then on
 //! programs of the same minor version read each other's journals: a changed form gets a new
 //! [`VERSION`] and is added to [`READABLE`], a module of the previous form only reads, and its kept
-//! files in `tests/journals/` stay. `format_tests.rs` compares the kept files with what is written.
-//!
-//! Credentials are stored in the form that `hikkoshi_link::tls` gives to `SourceCredentials` and
-//! `DestinationCredentials`: these types exist for the journal only.
+//! files stay.
 
-mod engine;
 mod error;
-mod file;
 #[cfg(test)]
 mod format_tests;
-mod qemu;
 
-use serde::Deserialize;
+use hikkoshi_account::Side;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 pub(super) use error::RecordError;
 
-use super::entry::{DestinationEntry, SourceEntry};
+use super::entry::{DestinationEntry, Entry, SourceEntry};
 
 /// The version that is written. The Debian package has it and [`READABLE`]:
 /// `packaging/debian/rules` reads both lines.
@@ -37,51 +35,46 @@ fn readable() -> String {
     READABLE.map(|version| version.to_string()).join(" or ")
 }
 
-/// The part of a journal that says how to read the rest.
-#[derive(Deserialize)]
-struct Header {
-    version: Option<u32>,
+/// A journal's file.
+#[derive(Serialize)]
+struct File<'a, E> {
+    version: u32,
+    side: &'a str,
+    #[serde(flatten)]
+    entry: &'a E,
 }
 
-fn version(text: &[u8]) -> Result<u32, RecordError> {
-    let header: Header = serde_json::from_slice(text)?;
-    header.version.ok_or(RecordError::NotAJournal)
-}
-
-/// Encodes a source's journal.
+/// Encodes a journal.
 ///
 /// # Errors
 /// See [`RecordError`].
-pub(super) fn encode_source(entry: &SourceEntry) -> Result<Vec<u8>, RecordError> {
-    file::encode_source(entry)
+pub(super) fn encode<E: Entry>(entry: &E) -> Result<Vec<u8>, RecordError> {
+    let file = File {
+        version: VERSION,
+        side: E::SIDE,
+        entry,
+    };
+    serde_json::to_vec_pretty(&file).map_err(RecordError::Encode)
 }
 
-/// Encodes a destination's journal.
+/// Decodes a journal.
 ///
 /// # Errors
 /// See [`RecordError`].
-pub(super) fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, RecordError> {
-    file::encode_destination(entry)
-}
-
-/// Decodes a source's journal.
-///
-/// # Errors
-/// See [`RecordError`].
-pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
-    match version(text)? {
-        VERSION => file::decode_source(text),
-        found => Err(RecordError::Version { found }),
+pub(super) fn decode<E: Entry>(text: &[u8]) -> Result<E, RecordError> {
+    let mut file: Map<String, Value> = serde_json::from_slice(text)?;
+    let mut take = |member| file.remove(member).unwrap_or_default();
+    match serde_json::from_value(take("version"))? {
+        Some(VERSION) => {}
+        Some(found) => return Err(RecordError::Version { found }),
+        None => return Err(RecordError::NotAJournal),
     }
-}
-
-/// Decodes a destination's journal.
-///
-/// # Errors
-/// See [`RecordError`].
-pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
-    match version(text)? {
-        VERSION => file::decode_destination(text),
-        found => Err(RecordError::Version { found }),
+    let (found, command) = match serde_json::from_value(take("side"))? {
+        Side::Source => (SourceEntry::SIDE, SourceEntry::COMMAND),
+        Side::Destination => (DestinationEntry::SIDE, DestinationEntry::COMMAND),
+    };
+    match found == E::SIDE {
+        true => Ok(serde_json::from_value(file.into())?),
+        false => Err(RecordError::Side { found, command }),
     }
 }
