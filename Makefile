@@ -316,7 +316,7 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 	cargo test --locked --release --package hikkoshi-engine --lib -- what_counting_and_reading_cost --ignored --nocapture
 
 .PHONY: docs-reports
-docs-reports: guest browser ## make the reports that docs/reading-a-report.md reads
+docs-reports: guest browser ## record the moves whose reports docs/reading-a-report.md reads
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_REPORTS=$(abspath docs/assets/reports) HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
 

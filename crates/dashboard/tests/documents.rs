@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use hikkoshi_dashboard::{FAMILIES, Kind};
+use hikkoshi_dashboard::{FAMILIES, Kind, report};
 
 const DOCUMENT: &str = include_str!("../../../docs/dashboard.md");
 const GRAFANA: &str = include_str!("../../../docs/assets/monitoring/grafana-dashboard.json");
@@ -149,7 +149,7 @@ fn figures_are_found_as_a_whole() {
     );
 }
 
-/// docs/reading-a-report.md quotes what is in the reports beside it.
+/// docs/reading-a-report.md quotes what is in the reports of the recordings beside it.
 #[test]
 fn the_figures_of_the_report_that_is_read_are_in_it() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
@@ -158,15 +158,15 @@ fn the_figures_of_the_report_that_is_read_are_in_it() {
     let (normal, other) = document
         .split_once("\n## One that does not converge\n")
         .expect("the part about the other report");
-    for (part, report, least) in [
-        (normal, "normal.html", 20),
-        (other, "no-convergence.html", 8),
-    ] {
-        let text = shown_text(&read(&format!("assets/reports/{report}")));
+    for (part, moved, least) in [(normal, "normal", 20), (other, "no-convergence", 8)] {
+        let recordings = ["source", "destination"].map(|side| {
+            serde_json::from_str(&read(&format!("assets/reports/{moved}-{side}.json"))).unwrap()
+        });
+        let text = shown_text(&report(&recordings));
         let figures = figures(part);
-        assert!(figures.len() >= least, "{report}: {figures:?}");
+        assert!(figures.len() >= least, "{moved}: {figures:?}");
         for figure in figures {
-            assert!(has_figure(&text, figure), "{figure} is not in {report}");
+            assert!(has_figure(&text, figure), "{figure} is not in {moved}");
         }
     }
 }

@@ -1,17 +1,19 @@
-//! Makes the reports that docs/reading-a-report.md reads, and a picture of each.
+//! Makes the recordings whose reports docs/reading-a-report.md reads, and a picture of each report.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use std::path::{Path, PathBuf};
 
+use hikkoshi_dashboard::recordings_in;
 use hikkoshi_lab::browser::Viewport;
 use hikkoshi_lab::{HostPair, Pattern, Ram, RateLimit, VmConfig, Workload};
+use hikkoshi_status::Recording;
 use hikkoshi_tests::{Guest, MigrationPlan, ShownPage, TestEnv, Transport, log};
 
 use super::reports::report;
 use super::run_folder;
 
-/// The folder of the reports: `make docs-reports` names that of the documents. Otherwise they are
-/// removed with the test's folder.
+/// The folder of the recordings and pictures: `make docs-reports` names that of the documents.
+/// Otherwise they are removed with the test's folder.
 fn folder(env: &TestEnv) -> PathBuf {
     std::env::var_os("HIKKOSHI_REPORTS").map_or(env.folder().to_owned(), PathBuf::from)
 }
@@ -24,11 +26,11 @@ const WINDOW: Viewport = Viewport {
     mobile: false,
 };
 
-/// Guests are named by their sockets, which were in the test's folder.
-fn without_folder(file: &Path, folder: &Path) {
-    let page = std::fs::read_to_string(file).unwrap();
+/// The recordings in a report. Guests are named by their sockets, which were in the test's folder.
+fn recordings(report: &Path, folder: &Path) -> Vec<Recording> {
+    let page = std::fs::read_to_string(report).unwrap();
     let page = page.replace(folder.to_str().unwrap(), "/run/qemu");
-    std::fs::write(file, page).unwrap();
+    serde_json::from_str(recordings_in(&page).unwrap()).unwrap()
 }
 
 /// A command that gives a program's host a name, which the reports show.
@@ -67,7 +69,7 @@ fn the_reports_of_the_documents() {
     let load = || std::fs::read_to_string("/proc/loadavg").unwrap();
     log(format!("load before: {}", load()));
 
-    let [stays, moves] = ["no-convergence.html", "normal.html"].map(|name| folder(&env).join(name));
+    let [stays, moves] = ["no-convergence.html", "normal.html"].map(|name| env.folder().join(name));
     let slow = [
         "--bandwidth",
         "200Mbit",
@@ -92,12 +94,23 @@ fn the_reports_of_the_documents() {
     let shown = ShownPage::start();
     shown.browser.set_viewport(WINDOW).unwrap();
     for file in [&stays, &moves] {
-        without_folder(file, env.folder());
+        let recordings = recordings(file, env.folder());
+        std::fs::write(file, hikkoshi_dashboard::report(&recordings)).unwrap();
+        let name = file.file_stem().unwrap().to_str().unwrap();
+        for recording in &recordings {
+            let side = recording.migration.side.name();
+            let json = serde_json::to_string(recording).unwrap();
+            std::fs::write(
+                folder(&env).join(format!("{name}-{side}.json")),
+                json + "\n",
+            )
+            .unwrap();
+        }
         shown.open(&format!("file://{}", file.display()));
         shown.wait("the views", "document.querySelector('article h2')");
         shown
             .browser
-            .screenshot(&file.with_extension("png"))
+            .screenshot(&folder(&env).join(name).with_extension("png"))
             .unwrap();
         shown.assert_clean();
     }
