@@ -1,7 +1,9 @@
 //! What each part of a guest means for a move.
 
+use serde::Serialize;
+
 /// A RAM block; without access to QEMU's process, a memory backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MemoryPart {
     /// Its name.
     pub id: String,
@@ -15,13 +17,15 @@ pub struct MemoryPart {
     /// Its file, or the backend's file or folder.
     pub path: Option<String>,
     /// The size of its host pages in bytes, if it was found in QEMU's process.
+    #[serde(rename = "host_page_bytes")]
     pub host_page: Option<u64>,
     /// What holds it, if it was found in QEMU's process.
     pub held: Option<PageHolder>,
 }
 
 /// What holds a RAM block's pages: what is left of them when QEMU ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PageHolder {
     /// A file with a name, mapped shared: it stays when QEMU ends.
     SharedFile,
@@ -34,20 +38,23 @@ pub enum PageHolder {
 }
 
 /// A device, a network backend or a disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Part {
     /// Its path in QEMU's object tree, or its name.
     pub name: String,
     /// Its type.
     pub kind: String,
     /// For a disk: its file. Otherwise empty.
+    #[serde(rename = "file", skip_serializing_if = "String::is_empty")]
     pub detail: String,
     /// What it means.
+    #[serde(flatten)]
     pub verdict: Verdict,
 }
 
 /// What a part means for a move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
 pub enum Verdict {
     /// It can be moved in every mode.
     Moves,

@@ -9,6 +9,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
 use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 use rustix::fs::OFlags;
+use serde::Serialize;
 
 use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::jobs::{self, Job};
@@ -27,13 +28,14 @@ pub use crate::process::privileges::{NoUserfaultfd, Privileges};
 use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError, migration_status};
 use crate::ram::overview;
 
-/// What was found.
-#[derive(Debug)]
+/// What was found. Its parts are written as JSON, by the names of `docs/json.md`.
+#[derive(Debug, Serialize)]
 pub struct Checked {
     /// The guest and its QEMU.
     pub guest: CheckedGuest,
     /// Everything that prevents a move;
     /// [`excludes`](AttachError::excludes) says in which modes.
+    #[serde(skip)]
     pub obstacles: Vec<AttachError>,
     /// The guest's RAM blocks.
     pub memory: Vec<MemoryPart>,
@@ -47,8 +49,10 @@ pub struct Checked {
     /// What the guest's disks are read by.
     pub disks: Vec<Part>,
     /// The disks that would be copied; `None`: none are to be copied, or they cannot be.
+    #[serde(rename = "copied_disks")]
     pub copied: Option<Vec<CopiedPart>>,
     /// Why the disks cannot be copied or offered, if so.
+    #[serde(skip)]
     pub refused_disks: Option<SelectError>,
     /// Block jobs.
     pub jobs: Vec<Job>,
@@ -59,15 +63,17 @@ pub struct Checked {
     /// Remarks that do not prevent a move.
     pub notes: Vec<String>,
     /// What a destination compares; `None` if the memory cannot be described.
+    #[serde(skip)]
     pub offer: Option<OfferedMachine>,
 }
 
 /// The guest and its QEMU.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct CheckedGuest {
     /// QEMU's process, if it is visible from here.
     pub pid: Option<u32>,
     /// QEMU's version.
+    #[serde(rename = "qemu")]
     pub version: String,
     /// QEMU's name for the guest's state.
     pub state: String,
@@ -86,7 +92,7 @@ pub struct CheckedGuest {
 }
 
 /// This host's kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Kernel {
     /// Its release, such as `6.18.44`.
     pub release: String,
@@ -95,7 +101,7 @@ pub struct Kernel {
 }
 
 /// A disk that would be copied.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CopiedPart {
     /// Its device's id, or another name.
     pub name: String,
@@ -106,6 +112,7 @@ pub struct CopiedPart {
     /// The dirty bitmaps that it has, which are not copied.
     pub bitmaps: Vec<String>,
     /// The files of its image and of the backing images below.
+    #[serde(skip)]
     images: Vec<String>,
 }
 

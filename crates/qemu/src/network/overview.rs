@@ -1,12 +1,13 @@
 //! The guest's network cards, for people.
 
 use hikkoshi_linux::Process;
+use serde::Serialize;
 
 use super::{cards, interfaces};
 use crate::qmp::{Client, QmpError};
 
 /// A network card.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CardPart {
     /// QEMU's name of the card.
     pub name: String,

@@ -5,13 +5,14 @@ use std::{fs, io};
 use hikkoshi_linux::{
     CAP_SYS_PTRACE, Process, is_in_initial_user_namespace, suspend_seccomp_obstacle,
 };
+use serde::Serialize;
 use thiserror::Error;
 
 /// `CAP_NET_RAW`, `linux/capability.h`.
 const CAP_NET_RAW: u32 = 13;
 
 /// What this process, and QEMU's, may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Privileges {
     /// Trace QEMU's process: read its memory and execute system calls in it.
     pub trace: bool,

@@ -2,26 +2,29 @@
 
 use std::fmt::Write as _;
 
-use super::report::{
-    CardReport, CheckReport, CopiedDiskReport, DestinationReport, GuestReport, MODES, MemoryReport,
-    ObstacleReport, PartReport,
+use hikkoshi_qemu::{
+    AsynchronousFaultSupport, CardPart, CheckedGuest, CopiedPart, MemoryPart, PageHolder, Part,
+    Verdict,
 };
+
+use super::report::{CheckReport, DestinationReport, MODES, ObstacleReport};
 
 /// The result as text: a line for the guest, one for the verdict, and one for each thing that was
 /// found.
 pub(crate) fn readable(report: &CheckReport<'_>) -> String {
-    let mut lines = vec![guest(&report.guest), verdict(report)];
+    let checked = report.checked;
+    let mut lines = vec![guest(&checked.guest), verdict(report)];
     for obstacle in &report.obstacles {
         lines.push(format!("  {}: {}", excluded(obstacle, ""), obstacle.text));
     }
     let there = report.destination.iter();
     lines.extend(there.flat_map(destination));
-    lines.extend(report.memory.iter().filter_map(memory));
-    lines.extend(device_memory(&report.memory));
+    lines.extend(checked.memory.iter().filter_map(memory));
+    lines.extend(device_memory(&checked.memory));
     for (what, parts) in [
-        ("device", &report.devices),
-        ("network", &report.networks),
-        ("disk", &report.disks),
+        ("device", &checked.devices),
+        ("network", &checked.networks),
+        ("disk", &checked.disks),
     ] {
         lines.extend(
             parts
@@ -29,18 +32,19 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
                 .map(|found| format!("  {what} {}", part(found))),
         );
     }
-    let copied = report.copied_disks.iter().flatten();
+    let copied = checked.copied.iter().flatten();
     lines.extend(copied.map(copied_disk));
-    lines.extend(report.cards.iter().map(network_card));
-    for job in &report.jobs {
+    let cards = checked.cards.iter();
+    lines.extend(cards.map(|card| network_card(card, checked.keeps_frames(card))));
+    for job in &checked.jobs {
         lines.push(format!(
             "  block job {} ({}): {}",
             job.id, job.kind, job.status
         ));
     }
-    lines.push(asynchronous_faults(&report.guest));
+    lines.push(asynchronous_faults(&checked.guest));
     lines.push(rights(report));
-    lines.extend(report.notes.iter().map(|note| format!("  note: {note}")));
+    lines.extend(checked.notes.iter().map(|note| format!("  note: {note}")));
     // Names from QEMU can contain anything: each stays in its line.
     let mut text = String::new();
     for line in lines {
@@ -50,12 +54,12 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
     text
 }
 
-fn network_card(card: &CardReport<'_>) -> String {
-    let backend = match card.interface {
+fn network_card(card: &CardPart, keeps_frames: bool) -> String {
+    let backend = match &card.interface {
         Some(interface) => format!("tap device {interface}"),
         None => format!("{}, no tap device that is known", card.backend),
     };
-    let fate = if card.keeps_frames {
+    let fate = if keeps_frames {
         "delivered at the destination"
     } else {
         "lost"
@@ -66,8 +70,8 @@ fn network_card(card: &CardReport<'_>) -> String {
     )
 }
 
-fn guest(guest: &GuestReport<'_>) -> String {
-    let mut text = format!("QEMU {}", guest.qemu);
+fn guest(guest: &CheckedGuest) -> String {
+    let mut text = format!("QEMU {}", guest.version);
     // Writing to a String cannot fail.
     if let Some(pid) = guest.pid {
         let _ = write!(text, " (process {pid})");
@@ -85,18 +89,24 @@ fn guest(guest: &GuestReport<'_>) -> String {
 }
 
 /// Whether the guest can have KVM's asynchronous page faults, and what to change if not.
-fn asynchronous_faults(guest: &GuestReport<'_>) -> String {
+fn asynchronous_faults(guest: &CheckedGuest) -> String {
     let text = match guest.asynchronous_faults {
-        "on" => {
+        AsynchronousFaultSupport::On => {
             "the processors have them; whether the guest uses them is only known when it is moved"
                 .to_owned()
         }
-        "off" => "off: in post-copy, a vCPU waits for each page; to switch them on, add \
+        AsynchronousFaultSupport::Off => {
+            "off: in post-copy, a vCPU waits for each page; to switch them on, add \
                   kvm-asyncpf-int=on to -cpu in the command lines of both QEMUs, and restart the \
                   guest"
-            .to_owned(),
-        "not_offered" => "none: this host's KVM does not offer them".to_owned(),
-        _ => "none: the guest is emulated, and only KVM has them".to_owned(),
+                .to_owned()
+        }
+        AsynchronousFaultSupport::NotOffered => {
+            "none: this host's KVM does not offer them".to_owned()
+        }
+        AsynchronousFaultSupport::NoKvm => {
+            "none: the guest is emulated, and only KVM has them".to_owned()
+        }
     };
     format!("  asynchronous page faults: {text}")
 }
@@ -118,8 +128,8 @@ fn excluded(obstacle: &ObstacleReport, place: &str) -> String {
     }
 }
 
-fn copied_disk(disk: &CopiedDiskReport<'_>) -> String {
-    let without = [("snapshots", disk.snapshots), ("bitmaps", disk.bitmaps)];
+fn copied_disk(disk: &CopiedPart) -> String {
+    let without = [("snapshots", &disk.snapshots), ("bitmaps", &disk.bitmaps)];
     let without = without.into_iter().filter(|(_, names)| !names.is_empty());
     let without: Vec<_> = without
         .map(|(what, names)| format!("its {what} {}", names.join(", ")))
@@ -153,19 +163,19 @@ fn destination(there: &DestinationReport<'_>) -> Vec<String> {
 }
 
 /// A memory backend; `None` for the memory of a device.
-fn memory(memory: &MemoryReport<'_>) -> Option<String> {
-    let backend = memory.backend?;
-    let path = memory.path.unwrap_or_default();
+fn memory(memory: &MemoryPart) -> Option<String> {
+    let backend = memory.backend.as_deref()?;
+    let path = memory.path.as_deref().unwrap_or_default();
     let held = match memory.held {
-        Some("shared_file") => format!("shared file {path}; it stays when QEMU ends"),
-        Some("unnamed_file") => format!(
+        Some(PageHolder::SharedFile) => format!("shared file {path}; it stays when QEMU ends"),
+        Some(PageHolder::UnnamedFile) => format!(
             "shared file without a name ({path}); it exists as long as a process has it open"
         ),
-        Some("private_file") => {
+        Some(PageHolder::PrivateFile) => {
             format!("private mapping of {path}; what was written ends with QEMU")
         }
-        Some("private") => "private memory; it ends with QEMU".to_owned(),
-        _ => {
+        Some(PageHolder::Private) => "private memory; it ends with QEMU".to_owned(),
+        None => {
             let share = if memory.share == Some(true) {
                 "on"
             } else {
@@ -175,7 +185,7 @@ fn memory(memory: &MemoryReport<'_>) -> Option<String> {
         }
     };
     let pages = memory
-        .host_page_bytes
+        .host_page
         .map_or_else(String::new, |bytes| format!(", pages of {}", size(bytes)));
     let bytes = size(memory.bytes);
     Some(format!(
@@ -185,7 +195,7 @@ fn memory(memory: &MemoryReport<'_>) -> Option<String> {
 }
 
 /// The sum of the memory of devices and firmware.
-fn device_memory(all: &[MemoryReport<'_>]) -> Option<String> {
+fn device_memory(all: &[MemoryPart]) -> Option<String> {
     let blocks = all.iter().filter(|memory| memory.backend.is_none());
     let (count, bytes) = blocks.fold((0u32, 0), |(count, bytes), memory| {
         (count + 1, bytes + memory.bytes)
@@ -206,28 +216,28 @@ fn size(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
-fn part(part: &PartReport<'_>) -> String {
-    let PartReport { name, kind, .. } = part;
-    let file = if part.file.is_empty() {
+fn part(part: &Part) -> String {
+    let Part { name, kind, .. } = part;
+    let file = if part.detail.is_empty() {
         String::new()
     } else {
-        format!(", {}", part.file)
+        format!(", {}", part.detail)
     };
     let means = match part.verdict {
-        "moves" => "every mode",
-        "drained" => "every mode; direct I/O, so pre-copy rounds drain it",
-        "postcopy_only" => "post-copy only",
-        "precopy_only" => "pre-copy only",
-        "allowed" => "of an unknown type, allowed",
-        "unknown" => "of an unknown type",
-        _ => "cannot be moved",
+        Verdict::Moves => "every mode",
+        Verdict::Drained => "every mode; direct I/O, so pre-copy rounds drain it",
+        Verdict::PostcopyOnly(_) => "post-copy only",
+        Verdict::PrecopyOnly(_) => "pre-copy only",
+        Verdict::Allowed => "of an unknown type, allowed",
+        Verdict::Unknown => "of an unknown type",
+        Verdict::Refused(_) => "cannot be moved",
     };
     format!("{name} ({kind}{file}): {means}")
 }
 
 fn rights(report: &CheckReport<'_>) -> String {
     let can = |can, what| format!("{} {what}", if can { "can" } else { "cannot" });
-    let (kernel, privileges) = (&report.kernel, &report.privileges);
+    let (kernel, privileges) = (&report.checked.kernel, &report.checked.privileges);
     format!(
         "  this host: Linux {}; hikkoshi {}, {}, {}, and {}",
         kernel.release,
@@ -240,7 +250,7 @@ fn rights(report: &CheckReport<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{CardReport, network_card, size};
+    use super::{CardPart, network_card, size};
 
     #[test]
     fn sizes_lose_nothing() {
@@ -253,14 +263,13 @@ mod tests {
 
     #[test]
     fn frames_are_lost_without_a_tap_device_or_the_right_to_capture() {
-        let card = |interface, keeps_frames| {
-            let card = CardReport {
-                name: "nic",
-                backend: "tap",
-                interface,
-                keeps_frames,
+        let card = |interface: Option<&str>, keeps_frames| {
+            let card = CardPart {
+                name: "nic".to_owned(),
+                backend: "tap".to_owned(),
+                interface: interface.map(str::to_owned),
             };
-            network_card(&card)
+            network_card(&card, keeps_frames)
         };
         assert!(card(Some("tap0"), true).ends_with("switchover are delivered at the destination"));
         assert!(card(Some("tap0"), false).contains("tap device tap0: frames"));

@@ -1,6 +1,7 @@
 //! Block jobs (backup, mirror, commit, stream). QEMU does not release the images
 //! while one is running, which would otherwise show only after the pause.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Refusal;
@@ -8,7 +9,7 @@ use crate::disks;
 use crate::qmp::{Client, QmpError};
 
 /// A job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Job {
     /// Its id.
     pub id: String,

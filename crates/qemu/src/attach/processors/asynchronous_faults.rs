@@ -11,7 +11,8 @@ use super::features::{Flag, has};
 const ASYNC_PF_INT: Flag = (0x4000_0001, CpuidRegister::Eax, 14);
 
 /// What the host and the processors have. Whether the guest uses it is another matter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AsynchronousFaultSupport {
     /// The guest is emulated.
     NoKvm,
