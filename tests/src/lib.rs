@@ -73,7 +73,7 @@ pub use moves::domain_move::{DomainMove, DomainPlan, virsh_migrate};
 pub use moves::fault_drill::{FaultDrill, RAM_MIB, Random};
 pub use moves::fault_injection::{InjectedFault, busy_guest, inject_at_each};
 pub use moves::interruption::Victim;
-pub use moves::migration::{FinishedMigration, Migration, Side, address_in, left_in};
+pub use moves::migration::{FinishedMigration, Migration, address_in, left_in};
 pub use moves::migration_plan::{MigrationPlan, Transport};
 pub use moves::qemu_state::QemuState;
 pub use moves::relay::{Breakpoint, MessageKind, Relay, RelayAction, SentPages, When};

@@ -3,8 +3,9 @@
 use crate::guests::disk::{check_disks, with_disk};
 use crate::moves::migration::FinishedMigration;
 use crate::{
-    Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, Side, TestEnv, eventually, log,
+    Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, TestEnv, eventually, log,
 };
+use hikkoshi_account::Side;
 use hikkoshi_lab::{GuestReport, Vm, VmConfig, never_retried};
 use std::sync::Arc;
 use std::time::Duration;

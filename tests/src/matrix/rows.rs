@@ -3,7 +3,7 @@
 use super::Row;
 use super::network::Card;
 use super::probe::Probed;
-use crate::Side;
+use hikkoshi_account::Side;
 use hikkoshi_lab::QemuVersion::{V7_2, V10_0, V11_1};
 use hikkoshi_lab::{
     Device, DiskBus, Firmware, HugePageSize, QemuVersion, Ram, RamBackend, VmConfig, Workload,

@@ -1,8 +1,8 @@
 //! Moving a domain between two hosts with libvirt: by hikkoshi, or by libvirt itself.
 
 use crate::{
-    Breakpoint, Exit, Exits, JsonReport, JsonSchema, LONG, Program, Relay, RelayAction, TestEnv,
-    address_in, eventually, hikkoshi, left_in, log,
+    Breakpoint, Exit, Exits, JsonReport, LONG, Program, Relay, RelayAction, TestEnv, address_in,
+    eventually, hikkoshi, left_in, log,
 };
 use hikkoshi_lab::libvirt::{Domain, LibvirtHost};
 use std::path::{Path, PathBuf};
@@ -286,13 +286,7 @@ impl<'h> DomainMove<'h> {
     pub fn wait(mut self) -> Exits {
         let migrate = self.migrate.wait();
         let receive = self.receive.wait();
-        let json_reports = self.json_reports.map(|path| {
-            let text = std::fs::read_to_string(path).ok()?;
-            let written = JsonSchema::published().assert("file", &text);
-            // A file with an error has no report, and that of a guest that had moved before.
-            let has_report = written["error"].is_null() && written["moved"].is_null();
-            has_report.then(|| JsonReport::read(&text))
-        });
+        let json_reports = self.json_reports.map(JsonReport::written_to);
         if let Some(report) = &json_reports[0] {
             log(format!("{} {}: {report}", self.domain, self.mode));
         }
@@ -310,13 +304,7 @@ impl<'h> DomainMove<'h> {
     /// When the source exits for another reason.
     pub fn refused(mut self) -> Exits {
         self.migrate.wait();
-        eventually("the destination to exit or to wait again", || {
-            let said = self.receive.stderr();
-            match self.receive.has_exited() || said.contains("refused a guest") {
-                true => Ok(()),
-                false => Err(said),
-            }
-        });
+        self.receive.wait_exited_or_refused();
         self.receive.kill();
         let exits = self.wait();
         exits.assert_source(1, &[]);

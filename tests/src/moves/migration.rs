@@ -2,9 +2,10 @@
 
 use crate::guests::disk::with_disk_of;
 use crate::{
-    Exits, JsonReport, JsonSchema, LONG, MigrationPlan, Program, QemuState, Relay,
-    SplitBrainWatcher, TestEnv, Transport, eventually, hikkoshi, unique_address,
+    Exits, JsonReport, LONG, MigrationPlan, Program, QemuState, Relay, SplitBrainWatcher, TestEnv,
+    Transport, eventually, hikkoshi, unique_address,
 };
+use hikkoshi_account::Side;
 use hikkoshi_lab::{Vm, VmConfig};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -12,15 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// One of the two engines.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Side {
-    /// `hikkoshi migrate`.
-    Source,
-    /// `hikkoshi receive`.
-    Destination,
-}
 
 /// The address in a message that says where the engine listens.
 ///
@@ -373,13 +365,7 @@ impl Migration {
     /// When one does not exit.
     pub fn wait_for_source_first(mut self) -> (Exits, FinishedMigration) {
         self.migrate.wait();
-        eventually("the destination to exit or to wait again", || {
-            let said = self.receive.stderr();
-            match self.receive.has_exited() || said.contains("refused a guest") {
-                true => Ok(()),
-                false => Err(said),
-            }
-        });
+        self.receive.wait_exited_or_refused();
         if !self.receive.has_exited() {
             self.receive.interrupt();
         }
@@ -400,17 +386,10 @@ impl Migration {
             );
         }
         let answers = self.watcher.finish();
-        let json_reports = self.json_reports.map(|path| {
-            let text = std::fs::read_to_string(path).ok()?;
-            let written = JsonSchema::published().assert("file", &text);
-            // A file with an error has no report, and that of a guest that had moved before.
-            let has_report = written["error"].is_null() && written["moved"].is_null();
-            has_report.then(|| JsonReport::read(&text))
-        });
         let exits = Exits {
             migrate,
             receive,
-            json_reports,
+            json_reports: self.json_reports.map(JsonReport::written_to),
         };
         let finished = FinishedMigration {
             destination: self.destination,

@@ -1,9 +1,10 @@
 //! The JSON report that `--json` writes, as documented in docs/json.md.
 
-use crate::{Side, free_huge_pages, log};
-use hikkoshi_account::{Account, CollapseAccount, EngineInfo, Statistics};
+use crate::{JsonSchema, free_huge_pages, log};
+use hikkoshi_account::{Account, CollapseAccount, EngineInfo, Side, Statistics};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 
 /// The JSON report of one engine.
 #[derive(Clone, Debug)]
@@ -50,6 +51,18 @@ impl JsonReport {
         assert_eq!(json.trim_end().lines().count(), 1, "one object: {json}");
         let read = serde_json::from_str(json);
         Self(read.unwrap_or_else(|error| panic!("{error}: {json}")))
+    }
+
+    /// The report in the file that an engine was to write. `None`: it wrote none, or an error, or
+    /// that the guest had moved before.
+    ///
+    /// # Panics
+    /// When the file has something else.
+    pub(crate) fn written_to(path: PathBuf) -> Option<Self> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let written = JsonSchema::published().assert("file", &text);
+        let has_report = written["error"].is_null() && written["moved"].is_null();
+        has_report.then(|| Self::read(&text))
     }
 
     /// Which engine it was.
@@ -127,11 +140,7 @@ impl JsonReport {
     fn check_engine(&self, side: Side) {
         let (pages, bytes) = (&self.pages, &self.bytes);
         let is_source = side == Side::Source;
-        let expected = match side {
-            Side::Source => hikkoshi_account::Side::Source,
-            Side::Destination => hikkoshi_account::Side::Destination,
-        };
-        assert_eq!(self.engine().side, expected, "{self:?}");
+        assert_eq!(self.engine().side, side, "{self:?}");
         assert_eq!(self.engine().migration_id.len(), 16, "{self:?}");
         assert_eq!(self.repeats.is_some(), is_source, "{self:?}");
         if let Some(repeats) = &self.repeats {

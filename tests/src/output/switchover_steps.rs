@@ -1,8 +1,8 @@
 //! The steps of a switchover in a JSON report: which each side performs, in which order, and how
 //! they agree with the downtime.
 
-use crate::{JsonReport, Side};
-use hikkoshi_account::GuestState;
+use crate::JsonReport;
+use hikkoshi_account::{GuestState, Side};
 
 /// Both times of a report were calculated from the same readings of the clock.
 const EXACT_MS: f64 = 1e-3;
@@ -125,7 +125,7 @@ mod tests {
             "bytes": { "precopy": 0, "urgent": 0, "background": 0, "device_state": 0 },
             "outages": [], "pid": 1, "host": "", "guest": "", "peer": "", "started_unix_ms": 0,
             "resumed": false, "migration_id": "0123456789abcdef",
-            "side": if side == Side::Source { "source" } else { "destination" },
+            "side": side,
             "request_latency_us": none, "unmeasured_requests": 0, "faults": [],
             "request_stages_us": {
                 "fault_to_request": none, "request_to_page": none, "page_to_installed": none,

@@ -1,6 +1,6 @@
 //! The program under test, as a process.
 
-use crate::{LONG, Terminal};
+use crate::{LONG, Terminal, eventually};
 use error_reporter::Report;
 use hikkoshi_lab::{Output, RunningProgram, StandardError, never_retried};
 use rustix::process::Signal;
@@ -214,6 +214,17 @@ impl Program {
     /// When its status cannot be read.
     pub fn has_exited(&mut self) -> bool {
         self.program.try_wait().unwrap().is_some()
+    }
+
+    /// Waits until a destination has exited, or has refused a source and waits for another one.
+    pub(crate) fn wait_exited_or_refused(&mut self) {
+        eventually("the destination to exit or to wait again", || {
+            let said = self.stderr();
+            match self.has_exited() || said.contains("refused a guest") {
+                true => Ok(()),
+                false => Err(said),
+            }
+        });
     }
 
     fn note_crash(&self, status: ExitStatus) {

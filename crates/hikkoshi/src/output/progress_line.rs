@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use hikkoshi_account::{Converges, GuestAt, Outage, Phase, Stage, State, TimeLeft, Unit};
+use hikkoshi_account::{Converges, GuestAt, Outage, Phase, Progress, Stage, State, TimeLeft, Unit};
 use hikkoshi_status::rate_text;
 
 use crate::output::report::{mib, seconds};
@@ -18,10 +18,8 @@ pub(super) struct ProgressLine {
     /// What the guest is called, and a colon. Empty, if it has no name.
     name: String,
     phase: String,
-    done: u64,
-    /// 0: not known.
-    total: u64,
-    unit: Unit,
+    /// `None`: it is not known how much there is.
+    progress: Option<Progress>,
     rate: String,
     /// What was sent, or has arrived, so far.
     bytes: String,
@@ -38,17 +36,11 @@ pub(super) struct ProgressLine {
 impl ProgressLine {
     pub(super) fn of(guest_name: &str, state: &State) -> Self {
         let (left, range) = left(state);
-        let (done, total, unit) = match state.progress() {
-            Some(of) => (of.done, of.total, of.unit),
-            None => (0, 0, Unit::Pages),
-        };
         if let Some(outage) = state.outage() {
             return Self {
                 name: name(guest_name),
                 phase: phase(state),
-                done,
-                total,
-                unit,
+                progress: state.progress(),
                 rate: waits(state),
                 bytes: String::new(),
                 guest: missing(state),
@@ -61,9 +53,7 @@ impl ProgressLine {
             name: name(guest_name),
             is_alarm: false,
             phase: phase(state),
-            done,
-            total,
-            unit,
+            progress: state.progress(),
             rate: rate_text(state.bytes_per_second),
             bytes: bytes(state),
             guest: guest(state),
@@ -77,9 +67,7 @@ impl ProgressLine {
         let Self {
             name,
             phase,
-            done,
-            total,
-            unit,
+            progress,
             rate,
             bytes,
             guest,
@@ -87,13 +75,13 @@ impl ProgressLine {
             range,
             ..
         } = self;
-        if *unit == Unit::DiskBytes {
-            let (done, total) = (mib(*done), mib(*total));
-            return format!("{name}{phase}: {done} of {total}, {rate}");
-        }
-        let pages = match total {
-            0 => String::new(),
-            _ => format!("{done} of {total} pages, "),
+        let pages = match progress {
+            Some(Progress { done, total, unit }) if *unit == Unit::DiskBytes => {
+                let (done, total) = (mib(*done), mib(*total));
+                return format!("{name}{phase}: {done} of {total}, {rate}");
+            }
+            Some(Progress { done, total, .. }) => format!("{done} of {total} pages, "),
+            None => String::new(),
         };
         format!("{name}{phase}: {pages}{rate}{bytes}{guest}{left}{range}")
     }
@@ -105,13 +93,9 @@ impl ProgressBar for ProgressLine {
     /// a bar nor a percentage.
     fn text(&self, columns: usize) -> String {
         let room = columns.saturating_sub(1);
-        let is_known = self.total > 0;
-        let total = self.total.max(1);
-        let done = self.done.min(total);
-        let percent = match is_known {
-            true => format!("{:>3}% ", u128::from(done) * 100 / u128::from(total)),
-            false => String::new(),
-        };
+        let percent = self
+            .progress
+            .map_or_else(String::new, |of| format!("{:>3}% ", percent(&of)));
         let Self {
             name,
             phase,
@@ -151,16 +135,23 @@ impl ProgressBar for ProgressLine {
         ];
         for (before, behind, has_bar) in forms {
             let taken = before.len() + 1 + behind.len();
-            if !(has_bar && is_known) && taken <= room {
-                return format!("{before} {behind}").trim_end().to_owned();
-            }
             let columns = room.saturating_sub(taken + 3);
-            if has_bar && is_known && columns >= *BAR.start() {
-                let bar = bar(done, total, columns.min(*BAR.end()));
-                return format!("{before} [{bar}] {behind}");
+            match self.progress.filter(|_| has_bar) {
+                None if taken <= room => {
+                    return format!("{before} {behind}").trim_end().to_owned();
+                }
+                Some(of) if columns >= *BAR.start() => {
+                    let bar = bar(&of, columns.min(*BAR.end()));
+                    return format!("{before} [{bar}] {behind}");
+                }
+                _ => {}
             }
         }
-        let last = if is_known { percent.trim() } else { rate };
+        let last = if self.progress.is_some() {
+            percent.trim()
+        } else {
+            rate
+        };
         last.chars().take(room).collect()
     }
 
@@ -178,9 +169,14 @@ fn name(guest: &str) -> String {
     }
 }
 
+/// How much is done, of a hundred.
+pub(super) fn percent(of: &Progress) -> u128 {
+    u128::from(of.done) * 100 / u128::from(of.total)
+}
+
 /// A bar of `columns` columns.
-fn bar(done: u64, total: u64, columns: usize) -> String {
-    let full = u128::from(done) * columns as u128 / u128::from(total.max(1));
+fn bar(of: &Progress, columns: usize) -> String {
+    let full = u128::from(of.done) * columns as u128 / u128::from(of.total);
     let full = usize::try_from(full).unwrap_or(columns).min(columns);
     let head = usize::from(full < columns);
     format!(
@@ -284,27 +280,30 @@ fn left(state: &State) -> (String, String) {
     if state.converges == Some(Converges::No) {
         return (", does not converge".into(), String::new());
     }
-    let Some(TimeLeft {
-        low_s,
-        likely_s,
-        high_s,
-    }) = state.time_left
-    else {
+    let Some(left) = state.time_left else {
         return Default::default();
-    };
-    let time = |s: f64| {
-        let time = std::time::Duration::try_from_secs_f64(s.max(0.0));
-        seconds(time.unwrap_or(std::time::Duration::MAX))
-    };
-    let range = match high_s {
-        Some(high) => format!(" ({} to {})", time(low_s), time(high)),
-        None => format!(" (at least {})", time(low_s)),
     };
     let how = match state.converges {
         Some(Converges::Switches) => ", post-copy follows",
         _ => "",
     };
-    (format!("{how}, {} left", time(likely_s)), range)
+    let likely = left_seconds(left.likely_s);
+    (format!("{how}, {likely} left"), left_range(&left))
+}
+
+/// A number of seconds that are left.
+pub(super) fn left_seconds(s: f64) -> String {
+    let time = Duration::try_from_secs_f64(s.max(0.0));
+    seconds(time.unwrap_or(Duration::MAX))
+}
+
+/// The range of an estimate, behind its likely value.
+pub(super) fn left_range(left: &TimeLeft) -> String {
+    let low = left_seconds(left.low_s);
+    match left.high_s {
+        Some(high) => format!(" ({low} to {})", left_seconds(high)),
+        None => format!(" (at least {low})"),
+    }
 }
 
 #[cfg(test)]

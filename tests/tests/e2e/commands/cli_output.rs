@@ -1,10 +1,11 @@
 //! Output for programs: exit codes, `--json`, `--progress json`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_account::Side;
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
-    Exit, Guest, JsonReport, JsonSchema, MigrationPlan, Program, Side, TestEnv,
-    assert_command_refused, assert_refused, hikkoshi,
+    Exit, Guest, JsonReport, JsonSchema, MigrationPlan, Program, TestEnv, assert_command_refused,
+    assert_refused, hikkoshi,
 };
 use std::io::{BufRead, BufReader};
 use std::path::Path;

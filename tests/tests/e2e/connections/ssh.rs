@@ -5,9 +5,10 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use crate::daemon::{Booted, write_template};
+use hikkoshi_account::Side;
 use hikkoshi_lab::{HostPair, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Exit, Guest, JsonReport, LONG, Program, QemuState, RemoteShell, Side, SplitBrainWatcher, Sshd,
+    Exit, Guest, JsonReport, LONG, Program, QemuState, RemoteShell, SplitBrainWatcher, Sshd,
     TestEnv, assert_command_refused, copy_hikkoshi, eventually, hikkoshi, log,
 };
 use rustix::process::{Pid, Signal, kill_process};

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
+use hikkoshi_account::Side;
 use hikkoshi_tests::{
-    Breakpoint, Guest, MessageKind, MigrationPlan, Side, TestEnv, Transport, busy_guest,
+    Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, Transport, busy_guest,
 };
 
 fn cancelled_on(side: Side, transport: Transport) {

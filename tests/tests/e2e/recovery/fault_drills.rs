@@ -4,9 +4,10 @@
 //! other migration goes from shared files into private memory, and the next one back.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_account::Side;
 use hikkoshi_lab::{HostPair, Ram, RamBackend, RateLimit, VmConfig, Workload};
 use hikkoshi_tests::{
-    FaultDrill, Guest, LONG, Migration, MigrationPlan, RAM_MIB, Random, Side, TestEnv, Transport,
+    FaultDrill, Guest, LONG, Migration, MigrationPlan, RAM_MIB, Random, TestEnv, Transport,
     kvm_present, unique_address,
 };
 use std::cell::Cell;

@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
+use hikkoshi_account::Side;
 use hikkoshi_lab::Mount;
 use hikkoshi_tests::{
-    Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Side, TestEnv,
-    Transport, assert_not_running, busy_guest, left_in, log,
+    Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
+    assert_not_running, busy_guest, left_in, log,
 };
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::process::Signal;

@@ -1,7 +1,6 @@
 //! Migrations as text: a table, or all about each.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use hikkoshi_account::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
 use hikkoshi_status::{Migration, rate_text};
@@ -10,8 +9,8 @@ use super::alarm::no_links;
 use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
 use crate::output::colours::Colour;
-use crate::output::progress_line;
-use crate::output::report::{limit, mib, seconds};
+use crate::output::progress_line::{self, left_range, left_seconds};
+use crate::output::report::{limit, mib};
 use crate::output::streams::Lines;
 
 /// What is not known.
@@ -109,7 +108,7 @@ fn row(seen: &Seen) -> [String; 12] {
         shown(state.and_then(done)),
         shown(running.map(|state| rate_text(state.bytes_per_second))),
         shown(running.and_then(dirty)),
-        shown(running.and_then(|state| Some(time(state.time_left?.likely_s)))),
+        shown(running.and_then(|state| Some(left_seconds(state.time_left?.likely_s)))),
         shown(state.and_then(|state| downtime(seen, state))),
         shown(state.and_then(faults)),
     ]
@@ -210,7 +209,8 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
     if seen.answers() {
         lines.push(("rate", rate_text(state.bytes_per_second)));
         lines.extend(dirty(state).map(|rate| ("dirty rate", rate)));
-        lines.extend(state.time_left.map(|left| ("time left", range(&left))));
+        let left = |left: TimeLeft| left_seconds(left.likely_s) + &left_range(&left);
+        lines.extend(state.time_left.map(|it| ("time left", left(it))));
     }
     lines.extend(downtime(seen, state).map(|downtime| ("downtime", downtime)));
     lines.extend(faults(state).map(|faults| ("faults", faults)));
@@ -242,8 +242,7 @@ fn done(state: &State) -> Option<String> {
 }
 
 fn share(progress: &Progress) -> String {
-    let percent = u128::from(progress.done) * 100 / u128::from(progress.total);
-    format!("{percent}%")
+    format!("{}%", progress_line::percent(progress))
 }
 
 /// How far the copy of a disk is.
@@ -286,19 +285,6 @@ fn faults(state: &State) -> Option<String> {
             requests.p99 / 1e3
         )
     })
-}
-
-fn time(s: f64) -> String {
-    let time = Duration::try_from_secs_f64(s.max(0.0));
-    seconds(time.unwrap_or(Duration::MAX))
-}
-
-fn range(left: &TimeLeft) -> String {
-    let (low, likely) = (time(left.low_s), time(left.likely_s));
-    match left.high_s {
-        Some(high) => format!("{likely} ({low} to {})", time(high)),
-        None => format!("{likely} (at least {low})"),
-    }
 }
 
 /// Names from other processes can contain anything: each stays in its line.
