@@ -3,7 +3,7 @@
 use crate::guests::disk::with_disk_of;
 use crate::{
     Exits, JsonReport, LONG, MigrationPlan, Program, QemuState, Relay, SplitBrainWatcher, TestEnv,
-    Transport, eventually, hikkoshi, unique_address,
+    Transport, hikkoshi, unique_address,
 };
 use hikkoshi_account::Side;
 use hikkoshi_lab::{Vm, VmConfig};
