@@ -80,7 +80,7 @@ fn search<E: Entry>(
         Some(_) => found
             .into_iter()
             .filter(|(_, entry)| {
-                let monitor = monitor::of(&entry.identity().monitor);
+                let monitor = monitor::at_address(&entry.identity().monitor);
                 may_listen(&*monitor, entry.identity())
             })
             .collect(),

@@ -51,8 +51,11 @@ pub(super) fn source(
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(ExitStatus::Unfinished, reason, error).resumed_by(&again)
     };
-    let attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
-        .map_err(|error| cannot(Reason::NotAttached, &error))?;
+    let attached = QemuSource::reattach(
+        &entry.qemu,
+        monitor::at_address(&entry.qemu.identity.monitor),
+    )
+    .map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = attached else {
         let what = "giving up the migration: the source's QEMU has ended, and the guest with it";
         return Err(Exit::new(ExitStatus::Unfinished, Reason::QemuEnded, what).resumed_by(&again));

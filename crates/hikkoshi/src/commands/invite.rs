@@ -11,7 +11,7 @@ use hikkoshi_linux::connect_unix;
 use serde_json::{Value, json};
 
 use crate::args::{DEFAULT_WAIT, Invite};
-use crate::commands::daemon::request::{self, Machine, Question, RefusalKind, Reply, Request};
+use crate::commands::daemon::request::{self, Destination, Question, RefusalKind, Reply, Request};
 use crate::journal::absolute;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -117,15 +117,15 @@ fn not_written(path: &Path, error: &io::Error) -> Exit {
 /// What is asked for; `None`: nothing that receives a guest. The invitation is valid for `wait`,
 /// unless an option says otherwise.
 pub(crate) fn request(args: &Invite, wait: Duration) -> Option<Request> {
-    let machine = match (&args.template, &args.connect, &args.qmp) {
-        (Some(template), ..) => Machine::Template(absolute(template)),
-        (None, Some(uri), _) => Machine::Connect(uri.clone()),
-        (None, None, Some(qmp)) => Machine::Qmp(absolute(qmp)),
+    let destination = match (&args.template, &args.connect, &args.qmp) {
+        (Some(template), ..) => Destination::Template(absolute(template)),
+        (None, Some(uri), _) => Destination::Connect(uri.clone()),
+        (None, None, Some(qmp)) => Destination::Qmp(absolute(qmp)),
         (None, None, None) => return None,
     };
     Some(Request {
         name: args.name.clone(),
-        machine,
+        destination,
         wait_seconds: args.wait_for.unwrap_or(wait).as_secs(),
         options: args.options.clone(),
     })

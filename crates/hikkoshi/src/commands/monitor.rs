@@ -82,7 +82,7 @@ pub(crate) fn guest_name(qemu: &QemuIdentity) -> String {
 }
 
 /// The monitor at the address in a journal. Does not connect yet.
-pub(crate) fn of(address: &MonitorAddress) -> Arc<dyn Monitor> {
+pub(crate) fn at_address(address: &MonitorAddress) -> Arc<dyn Monitor> {
     at_source(address, &DomainOptions::default())
 }
 

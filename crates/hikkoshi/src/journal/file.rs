@@ -160,7 +160,7 @@ impl JournalFile {
             .encode()
             .map_err(|error| about(&self.path, &io::Error::other(error)))?;
         self.replace(&text).map_err(|error| {
-            // The new content may be in place, and lost by a crash of the machine.
+            // The new content may be in place, and lost by a crash of the host.
             if let Err(again) = self.restore(before.as_deref()) {
                 tracing::error!(error = %again, path = %self.path.display(),
                     "the journal describes a step that was not taken: restoring its old content");
@@ -303,7 +303,7 @@ mod tests {
         let first = JournalFile::lock(&path).unwrap();
         let second = std::thread::scope(|scope| {
             let second = scope.spawn(|| {
-                // Until it has the lock, however long that takes on a busy machine.
+                // Until it has the lock, however long that takes on a busy host.
                 loop {
                     match JournalFile::lock(&path) {
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -48,7 +48,7 @@ impl ExitStatus {
     }
 
     /// The status after a successful migration.
-    pub(crate) fn of(guest: GuestState) -> Self {
+    pub(crate) fn after_move(guest: GuestState) -> Self {
         match guest {
             GuestState::Running | GuestState::Paused | GuestState::Unknown => Self::Moved,
             GuestState::ShutDown => Self::ShutDown,

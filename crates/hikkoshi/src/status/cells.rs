@@ -47,7 +47,7 @@ impl Cells {
     /// The map now, and what is known of the guest's writes.
     pub(super) fn map(&mut self, map: &MemoryMap, now: &Snapshot) -> (Map, Written) {
         let cells = (0..map.cells()).map(|cell| (map.pages_of(cell), map.cell(cell)));
-        let (mut shown, written) = self.of(cells, now);
+        let (mut shown, written) = self.map_of(cells, now);
         if !now.waiting.is_empty() {
             shown.waiting = vec![0; map.cells()];
             for page in &now.waiting {
@@ -60,7 +60,7 @@ impl Cells {
     }
 
     /// The map of these cells, without what is requested: the pages of each, and its counts.
-    fn of(
+    fn map_of(
         &mut self,
         cells: impl ExactSizeIterator<Item = (u64, CellCounts)>,
         now: &Snapshot,

@@ -69,7 +69,7 @@ enum Case {
 }
 
 impl Case {
-    fn of(self, [best, likely, worst]: [f64; 3]) -> f64 {
+    fn choose(self, [best, likely, worst]: [f64; 3]) -> f64 {
         match self {
             Self::Best => best,
             Self::Likely => likely,
@@ -81,7 +81,7 @@ impl Case {
     /// and by more than that if they have been known for less than two.
     fn rate(self, rates: Rates) -> f64 {
         let unknown = (1.0 - rates.known_for.as_secs_f64() / 2.0).max(0.0);
-        self.of([
+        self.choose([
             rates.best * (1.15 + 1.85 * unknown),
             rates.present,
             rates.worst * 0.8 / (1.0 + unknown),
@@ -89,24 +89,24 @@ impl Case {
     }
 
     fn pages(self, pages: ContentPages) -> f64 {
-        self.of([pages.low, pages.likely, pages.high])
+        self.choose([pages.low, pages.likely, pages.high])
     }
 
     /// What a page of zeros takes, in seconds: nothing if it is a hole. It takes 0.2 to 0.5 µs to
     /// read one that is not, several times as long on a busy host.
     fn zero_page(self) -> f64 {
-        self.of([0.0, 0.3e-6, 2e-6])
+        self.choose([0.0, 0.3e-6, 2e-6])
     }
 
     /// From the last page until the end of a migration in post-copy, in seconds. On a busy host it
     /// takes up to a second.
     fn end(self) -> f64 {
-        self.of([0.0, 0.03, 1.0])
+        self.choose([0.0, 0.03, 1.0])
     }
 
     /// The switchover and that, in seconds: together 20 to 60 ms on an idle host.
     fn switchover(self) -> f64 {
-        self.of([0.0, 0.06, 1.2])
+        self.choose([0.0, 0.06, 1.2])
     }
 }
 
@@ -185,10 +185,10 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
     let content = match now.disk_content {
         Some(content) => {
             let known = float(content.saturating_sub(now.state.bytes.disks.unwrap_or(0)));
-            case.of([known * 0.9, known, known * 1.5 + 64e6])
+            case.choose([known * 0.9, known, known * 1.5 + 64e6])
                 .min(float(left))
         }
-        None => case.of([0.0, 1.0, 1.0]) * float(left),
+        None => case.choose([0.0, 1.0, 1.0]) * float(left),
     };
     let limit = plan.bandwidth.map(float);
     let is_limited = limit.is_some_and(|limit| speed.disks.best > limit * 0.9);
@@ -197,8 +197,8 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
         Some(limit) if is_limited => {
             #[allow(clippy::cast_precision_loss)] // Some disks.
             let bursts = DISK_BURST * copying.count() as f64;
-            let content = case.of([content - bursts, content, content + bursts]);
-            (content.max(0.0), case.of([limit, limit, limit * 0.8]))
+            let content = case.choose([content - bursts, content, content + bursts]);
+            (content.max(0.0), case.choose([limit, limit, limit * 0.8]))
         }
         _ => (content, case.rate(speed.disks)),
     };
@@ -207,7 +207,7 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
     }
     let memory = match &now.content {
         Some(map) => case.pages(map.pages_from(0)),
-        None => case.of([0.0, 1.0, 1.0]) * float(now.state.pages.guest),
+        None => case.choose([0.0, 1.0, 1.0]) * float(now.state.pages.guest),
     };
     // What the guest writes meanwhile is not known.
     let times = match (plan.mode, case) {
@@ -228,10 +228,10 @@ fn postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f6
         (Some(map), Mode::Postcopy) => case.pages(map.pages_from(0)) - arrived,
         (None, Mode::Postcopy) => {
             let share = arrived / (arrived + float(now.state.pages.zero)).max(1.0);
-            missing * case.of([0.0, share, 1.0])
+            missing * case.choose([0.0, share, 1.0])
         }
         // The guest has written them since.
-        (_, Mode::Precopy | Mode::Hybrid) => missing * case.of([0.8, 1.0, 1.0]),
+        (_, Mode::Precopy | Mode::Hybrid) => missing * case.choose([0.8, 1.0, 1.0]),
     };
     let left = Left::new(missing, content);
     Some(left.seconds(case.rate(speed.pages), case)? + case.end())
@@ -261,7 +261,7 @@ fn precopy(
                 (..=1, _) | (_, Case::Worst) => rest.content + dirty,
                 _ => rest.content.max(dirty),
             };
-            let dirtied = dirtied * case.of([1.0, 1.0, 1.25]);
+            let dirtied = dirtied * case.choose([1.0, 1.0, 1.25]);
             let zeros = rest.zeros * case.zero_page();
             quotient(left, rate - dirtied)?.max(in_round) + zeros
         }
@@ -335,7 +335,7 @@ fn hybrid(now: &Snapshot, speed: &Speed, writes: &Writes<'_>, case: Case) -> Opt
                 ..=1 => 0.0,
                 _ => 0.5,
             };
-            (before + dirtied * round) * case.of([least, 1.0, 1.5])
+            (before + dirtied * round) * case.choose([least, 1.0, 1.5])
         }
         (None, _, Case::Best) | (None, None, Case::Likely) => 0.0,
         (None, Some(measured), Case::Likely) => left_dirty(measured, since_begin(now) + round),
@@ -383,12 +383,12 @@ fn rest(now: &Snapshot, case: Case) -> Left {
     let content = match (now.state.round, &now.content) {
         // The guest writes to more of it meanwhile.
         (1, Some(map)) => {
-            case.pages(map.pages_from(now.state.done_pages)) * case.of([1.0, 1.0, 1.05])
+            case.pages(map.pages_from(now.state.done_pages)) * case.choose([1.0, 1.0, 1.05])
         }
         (1, None) => {
             let sent = float(now.state.pages.precopy);
             let share = sent / (sent + float(now.state.pages.zero)).max(1.0);
-            pages * case.of([0.0, share, 1.0])
+            pages * case.choose([0.0, share, 1.0])
         }
         _ => pages,
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use hikkoshi_link::{Address, PeerCertificate};
 
-use super::request::{Machine, Request};
+use super::request::{Destination, Request};
 use crate::args::{self, Command, Words, parse_guest_name};
 use crate::commands::invite;
 use crate::commands::operator_file;
@@ -132,7 +132,7 @@ impl Rule {
         let request = invite::request(&invite, WAIT);
         let mut request = request.ok_or("--template, --connect or --qmp is missing")?;
         // The source describes the domain, its name included.
-        if let Machine::Connect(_) = request.machine {
+        if let Destination::Connect(_) = request.destination {
             request.options.push(format!("--only-domain={guest}"));
         }
         Ok(Request {
@@ -192,9 +192,9 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
             let found = rules.request(|name| name == certificate, guest)?;
             let request = found.unwrap();
             assert_eq!(request.name.as_deref(), Some(guest));
-            Some((request.machine, request.wait_seconds, request.options))
+            Some((request.destination, request.wait_seconds, request.options))
         };
-        let template = |path: &str| Machine::Template(path.into());
+        let template = |path: &str| Destination::Template(path.into());
         assert_eq!(
             request("host1.example", "web7"),
             Some((template("/etc/hikkoshi/web7 web.template"), 300, vec![]))
@@ -202,12 +202,12 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
         assert_eq!(
             request("host1.example", "db"),
             Some((
-                Machine::Qmp("/run/guests/db/qmp".into()),
+                Destination::Qmp("/run/guests/db/qmp".into()),
                 60,
                 vec!["--allow-overcommit".to_owned()]
             ))
         );
-        let domain = Machine::Connect("qemu:///system".to_owned());
+        let domain = Destination::Connect("qemu:///system".to_owned());
         let only = vec!["--only-domain=db".to_owned()];
         assert_eq!(request("10.0.0.2", "db"), Some((domain, 60, only)));
         assert_eq!(

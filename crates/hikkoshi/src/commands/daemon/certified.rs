@@ -63,7 +63,7 @@ impl Certified {
             let has_journal = || {
                 let journals = journals.get_or_init(|| self.children.journals());
                 let journals = journals.as_ref();
-                journals.map_or(true, |journals| journals.of(name).is_some())
+                journals.map_or(true, |journals| journals.journal_of(name).is_some())
             };
             self.children.is_receiving(name) || has_journal()
         });

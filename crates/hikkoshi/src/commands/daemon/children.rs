@@ -149,7 +149,7 @@ impl Children {
         }
         let name = match given {
             Some(name) if taken(&state, name) => {
-                let why = match journals.of(name) {
+                let why = match journals.journal_of(name) {
                     Some(journal) if !state.running.contains_key(name) => {
                         unfinished(name, journal, state.pauses.is_stopped(&journal.path))
                     }

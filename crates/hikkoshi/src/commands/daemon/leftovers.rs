@@ -90,7 +90,7 @@ impl Children {
         for name in self.receivers.guests()? {
             let running = self.state().running.contains_key(&name);
             if !running
-                && journals.of(&name).is_none()
+                && journals.journal_of(&name).is_none()
                 && !self.may_have_journal(journals, &name)
                 && !is_served(&self.receivers.socket(&name))?
             {
@@ -100,7 +100,7 @@ impl Children {
         let running: Vec<_> = self.state().running.keys().cloned().collect();
         self.receivers.remove_stale_routes(|route, name| {
             running.iter().any(|other| other == name)
-                || journals.of(name).is_some()
+                || journals.journal_of(name).is_some()
                 || journals.may_have_one(route)
         })
     }

@@ -34,7 +34,7 @@ pub(crate) struct Request {
     /// Its name; `None`: the daemon makes one.
     pub name: Option<String>,
     /// What receives it.
-    pub machine: Machine,
+    pub destination: Destination,
     /// How long the invitation is valid, in seconds.
     pub wait_seconds: u64,
     /// Other options of `receive`.
@@ -44,7 +44,7 @@ pub(crate) struct Request {
 /// What receives a guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Machine {
+pub(crate) enum Destination {
     /// A QEMU that is started from this template.
     Template(PathBuf),
     /// A domain of this libvirt daemon.
@@ -64,10 +64,10 @@ impl Request {
         words.extend(["--wait-for".into(), self.wait_seconds.to_string().into()]);
         words.extend(["--listen".into(), listen.to_string().into()]);
         words.extend(["--advertise".into(), advertised.to_string().into()]);
-        match &self.machine {
-            Machine::Template(file) => words.extend(["--template".into(), file.into()]),
-            Machine::Connect(uri) => words.push(format!("--connect={uri}").into()),
-            Machine::Qmp(path) => words.extend(["--qmp".into(), path.into()]),
+        match &self.destination {
+            Destination::Template(file) => words.extend(["--template".into(), file.into()]),
+            Destination::Connect(uri) => words.push(format!("--connect={uri}").into()),
+            Destination::Qmp(path) => words.extend(["--qmp".into(), path.into()]),
         }
         words.extend(self.options.iter().map(Into::into));
         words
@@ -195,7 +195,7 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         let request = Request {
             name: Some("a".into()),
-            machine: Machine::Template("/t\n".into()),
+            destination: Destination::Template("/t\n".into()),
             wait_seconds: 3,
             options: vec!["--x".into()],
         };

@@ -63,7 +63,7 @@ impl Journals {
     }
 
     /// The journal of this guest.
-    pub(super) fn of(&self, guest: &str) -> Option<&GuestJournal> {
+    pub(super) fn journal_of(&self, guest: &str) -> Option<&GuestJournal> {
         self.known.iter().find(|journal| journal.guest == guest)
     }
 
@@ -253,7 +253,7 @@ impl Children {
                 return;
             }
         };
-        match journals.of(name) {
+        match journals.journal_of(name) {
             None if is_final(ended) || !self.may_have_journal(&journals, name) => {
                 self.receivers.remove(name);
                 // A receiver that ends by itself has ended the QEMU that it has started.

@@ -35,7 +35,7 @@ impl Children {
         let journals = self
             .journals()
             .map_err(|error| format!("looking for its journal: {}", Report::new(&error)))?;
-        if let Some(journal) = journals.of(name) {
+        if let Some(journal) = journals.journal_of(name) {
             return Err(format!(
                 "{name} is not only invited: {}. If its source never comes back: 'Giving up a \
                  guest' in receiving-many.md",

@@ -16,7 +16,7 @@ use crate::commands::own_executable;
 use crate::output::streams;
 
 /// How long the guard may take to answer and to end. It does nothing else, so that this only
-/// matters on a machine without a free processor. The guest may be stopped meanwhile, and runs
+/// matters on a host without a free processor. The guest may be stopped meanwhile, and runs
 /// again when the time is over.
 const TIMEOUT: Duration = Duration::from_secs(10);
 

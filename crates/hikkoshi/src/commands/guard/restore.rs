@@ -11,7 +11,7 @@ use crate::journal::{JournalFile, SourceEntry};
 /// # Errors
 /// See [`UndoError`]; the journal stays.
 pub(crate) fn restore(file: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
-    let monitor = monitor::of(&entry.qemu.identity.monitor);
+    let monitor = monitor::at_address(&entry.qemu.identity.monitor);
     let outcome = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo, &*monitor)?;
     if is_complete(entry, &outcome) {
         file.remove();

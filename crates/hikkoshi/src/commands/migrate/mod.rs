@@ -19,7 +19,7 @@ use hikkoshi_link::{Address, KeptRequest, Remote};
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{AttachError, Excludes, QemuIdentity, QemuSource};
 
-use self::run::{AttachedSource, Machine};
+use self::run::{AttachedGuest, AttachedSource};
 use crate::args::{Migrate, NamedGuest, RequestedMode};
 use crate::commands::find_journal::may_exist;
 use crate::commands::kernel_support::require_dirty_log;
@@ -174,7 +174,7 @@ fn start(
         remote: receiver.remote.clone(),
         security: args.security.clone(),
         monitor,
-        machine: Machine::Qemu(Box::new(guest)),
+        guest: AttachedGuest::Qemu(Box::new(guest)),
         info,
         file,
         record: None,

@@ -31,9 +31,9 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
                            exist. End its QEMU there ('hikkoshi receive --resume --give-up' does), \
                            and reboot the guest from its disks";
 
-/// The source's machine after a migration.
+/// The source's QEMU after a migration.
 #[derive(Debug)]
-pub(super) struct SourceMachine<'a> {
+pub(super) struct SourceQemu<'a> {
     /// Its monitor.
     pub(super) monitor: &'a MonitorAddress,
     /// Its process, if it still exists.
@@ -64,10 +64,10 @@ pub(super) fn report(
     session: &Session,
     result: Result<Account, MigrateError>,
     journal: &Path,
-    machine: &SourceMachine<'_>,
+    qemu: &SourceQemu<'_>,
     extras: SourceExtras,
 ) -> Result<ExitStatus, Exit> {
-    let (monitor, qemu_pid) = (machine.monitor, machine.pid);
+    let (monitor, qemu_pid) = (qemu.monitor, qemu.pid);
     let error = match result {
         Ok(account) => {
             let what = match account.guest_state {
@@ -92,15 +92,15 @@ pub(super) fn report(
                 _ => qemu_pid.map(how_to_end),
             };
             print_result(&account, session, what, next.as_deref(), extras)?;
-            return Ok(ExitStatus::of(account.guest_state));
+            return Ok(ExitStatus::after_move(account.guest_state));
         }
         Err(error) => error,
     };
     let again = resume_command::<SourceEntry>(journal);
-    let (holder, next) = match &machine.guest {
+    let (holder, next) = match &qemu.guest {
         Some(GuestNow::Ended) => (Holder::Nobody, QEMU_ENDED.to_owned()),
         guest => {
-            let here = at_source(guest.as_ref(), machine.ran);
+            let here = at_source(guest.as_ref(), qemu.ran);
             let next = next_step(&error, monitor, &here, &again);
             (error.outcome.into(), next)
         }

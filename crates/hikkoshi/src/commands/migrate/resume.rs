@@ -9,7 +9,7 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_qemu::{QemuSource, RamFileSource};
 
 use super::outcome;
-use super::run::{AttachedSource, Machine};
+use super::run::{AttachedGuest, AttachedSource};
 use crate::args::{Migrate, MigrateOptions, NamedGuest};
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor;
@@ -55,10 +55,10 @@ pub(super) fn resume(
     let monitor = monitor::at_source(&entry.qemu.identity.monitor, &options.domain);
     let attached = QemuSource::reattach(&entry.qemu, Arc::clone(&monitor))
         .map_err(|error| cannot(Reason::NotAttached, &error))?;
-    let (machine, info) = match attached {
+    let (guest, info) = match attached {
         Some(guest) => {
             let info = guest.reattach_info();
-            (Machine::Qemu(Box::new(guest)), info)
+            (AttachedGuest::Qemu(Box::new(guest)), info)
         }
         None if entry.engine.stage == SourceStage::Owned => {
             file.remove();
@@ -70,7 +70,7 @@ pub(super) fn resume(
         None => {
             let files =
                 RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?;
-            (Machine::Files(Box::new(files)), entry.qemu)
+            (AttachedGuest::Files(Box::new(files)), entry.qemu)
         }
     };
     let record = entry.engine;
@@ -81,7 +81,7 @@ pub(super) fn resume(
         remote,
         security,
         monitor,
-        machine,
+        guest,
         info,
         file,
         record: Some(record.clone()),

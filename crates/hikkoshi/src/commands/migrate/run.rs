@@ -17,7 +17,7 @@ use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{QemuIdentity, QemuSource, RamFileSource, SourceReattachInfo};
 
 use super::journal::SourceJournal;
-use super::outcome::{self, SourceMachine};
+use super::outcome::{self, SourceQemu};
 use crate::args::{Migrate, MigrateOptions, Security};
 use crate::commands::guard::GuardProcess;
 use crate::commands::monitor;
@@ -29,15 +29,15 @@ use crate::output::reason::Reason;
 use crate::security;
 use crate::status::Session;
 
-/// The machine at the source.
-pub(super) enum Machine {
+/// The guest that is moved, as far as it is left.
+pub(super) enum AttachedGuest {
     Qemu(Box<QemuSource>),
     /// QEMU has ended, and has left the guest's memory in files.
     Files(Box<RamFileSource>),
 }
 
-impl Machine {
-    fn guest(&mut self) -> &mut dyn SourceGuest {
+impl AttachedGuest {
+    fn source_guest(&mut self) -> &mut dyn SourceGuest {
         match self {
             Self::Qemu(guest) => &mut **guest,
             Self::Files(guest) => &mut **guest,
@@ -61,7 +61,7 @@ pub(super) struct AttachedSource<'a> {
     pub remote: Remote,
     pub security: Security,
     pub monitor: Arc<dyn Monitor>,
-    pub machine: Machine,
+    pub guest: AttachedGuest,
     pub info: SourceReattachInfo,
     pub file: JournalFile,
     /// What the journal has of the engine: `None` for a migration that begins now.
@@ -82,7 +82,7 @@ pub(super) struct SourceRun<'a> {
     monitor: Arc<dyn Monitor>,
     identity: QemuIdentity,
     auto: Option<&'a hikkoshi_account::Auto>,
-    machine: Machine,
+    guest: AttachedGuest,
     journal: Arc<SourceJournal>,
     _guard: Option<GuardProcess>,
 }
@@ -98,10 +98,10 @@ impl<'a> AttachedSource<'a> {
     ) -> Result<SourceRun<'a>, Exit> {
         let identity = self.info.identity.clone();
         let is_new = self.record.is_none();
-        let ram = self.machine.guest().ram();
+        let ram = self.guest.source_guest().ram();
         let nameless = identity.nameless_files(&ram);
         // If the guest comes back and this engine is killed, the guest must not stay stopped.
-        let is_needed = self.machine.qemu().is_some() || !nameless.is_empty();
+        let is_needed = self.guest.qemu().is_some() || !nameless.is_empty();
         let guard = is_needed.then(|| GuardProcess::start(self.file.path(), &nameless));
         let guard = guard.transpose().map_err(|error| {
             let what = format!("starting the guard process: {}", Report::new(&error));
@@ -120,7 +120,7 @@ impl<'a> AttachedSource<'a> {
             false => journal,
         };
         let journal = Arc::new(journal);
-        if let (true, Some(qemu)) = (is_new, self.machine.qemu()) {
+        if let (true, Some(qemu)) = (is_new, self.guest.qemu()) {
             let undo_journal = Arc::clone(&journal);
             qemu.on_undo_record(move |record| undo_journal.set_undo(record))
                 .map_err(|error| {
@@ -139,7 +139,7 @@ impl<'a> AttachedSource<'a> {
             monitor: self.monitor,
             identity,
             auto: self.auto,
-            machine: self.machine,
+            guest: self.guest,
             journal,
             _guard: guard,
         })
@@ -171,11 +171,11 @@ impl SourceRun<'_> {
             set_command: set_command(&name, self.args.recovery.journals.given()),
             ..self.args.engine_options(&self.options)
         };
-        let result = engine(self.machine.guest(), &self.remote, &options, &watch);
+        let result = engine(self.guest.source_guest(), &self.remote, &options, &watch);
         let done = result.as_ref().ok();
         let quit = done.and_then(|done| {
             outcome::end_qemu(
-                self.machine.qemu(),
+                self.guest.qemu(),
                 &*self.monitor,
                 &self.options,
                 &self.identity,
@@ -185,10 +185,10 @@ impl SourceRun<'_> {
         if quit.as_ref().is_some_and(|quit| quit.source_quit) {
             self.journal.remove();
         }
-        let guest_now = outcome::guest_now(&result, self.machine.qemu());
+        let guest_now = outcome::guest_now(&result, self.guest.qemu());
         let has_ended =
-            self.machine.guest().has_ended() || matches!(self.identity.process(), Ok(None));
-        let machine = SourceMachine {
+            self.guest.source_guest().has_ended() || matches!(self.identity.process(), Ok(None));
+        let qemu = SourceQemu {
             monitor: &self.identity.monitor,
             pid: (!has_ended).then_some(self.identity.pid),
             guest: guest_now,
@@ -198,6 +198,6 @@ impl SourceRun<'_> {
             quit,
             auto: self.auto.cloned(),
         };
-        outcome::report(self.session, result, self.journal.path(), &machine, extras)
+        outcome::report(self.session, result, self.journal.path(), &qemu, extras)
     }
 }

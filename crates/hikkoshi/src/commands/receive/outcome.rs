@@ -159,7 +159,7 @@ fn success(session: &Session, account: &Account, journal: &Path) -> Result<ExitS
             resume_command::<DestinationEntry>(journal)
         ));
     }
-    Ok(ExitStatus::of(account.guest_state))
+    Ok(ExitStatus::after_move(account.guest_state))
 }
 
 /// Where a guest is that was not received, and whether this QEMU can receive one later.

@@ -24,7 +24,7 @@ use writer::{Writer, write_all};
 
 use crate::output::streams;
 
-/// How long the end of the program waits until everything is written. Longer than a busy machine
+/// How long the end of the program waits until everything is written. Longer than a busy host
 /// needs, and no more: the program that waits for the exit status may be the one that does not
 /// read.
 const AT_END: Duration = Duration::from_secs(5);

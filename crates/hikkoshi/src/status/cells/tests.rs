@@ -43,7 +43,7 @@ impl Guest {
     fn at(&mut self, at: f64) -> (Map, Written) {
         self.now.at = seconds(at);
         let cells = self.counts.iter().map(|counts| (PAGES, *counts));
-        self.cells.of(cells, &self.now)
+        self.cells.map_of(cells, &self.now)
     }
 
     /// The rate that is shown at this time.
