@@ -62,7 +62,7 @@ use commands::{
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
-use output::{log, report, stderr, streams};
+use output::{log, result_file, stderr, streams};
 
 fn main() -> std::process::ExitCode {
     let args = match args::parse(std::env::args_os()) {
@@ -115,7 +115,7 @@ fn main() -> std::process::ExitCode {
         }
         Err(exit) => {
             if let Some(file) = args.command.json_file() {
-                report::write_failure(&exit, file);
+                result_file::write_failure(&exit, file);
             }
             streams::failure(&exit);
             exit.status().into()
@@ -139,7 +139,7 @@ fn invalid_command_line(error: &clap::Error) -> ExitStatus {
         error.exit();
     }
     if let Some(file) = &requested.json_file {
-        report::write_failure(&exit, file);
+        result_file::write_failure(&exit, file);
     }
     if !requested.json_progress {
         // Clap exits with status 2, and knows what the terminal supports.

@@ -15,7 +15,7 @@ use crate::commands::daemon::request::{self, Destination, Question, RefusalKind,
 use crate::journal::absolute;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::{report, streams};
+use crate::output::{result_file, streams};
 
 /// How long the daemon may take: it starts a QEMU, which may take a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -103,7 +103,7 @@ fn create_result(args: &Invite) -> Result<(), Exit> {
 /// Writes the result, if there is a file for it.
 fn write(args: &Invite, result: &Value) -> Result<ExitStatus, Exit> {
     if let Some(path) = &args.json {
-        report::write_object(result, path).map_err(|error| not_written(path, &error))?;
+        result_file::write_object(result, path).map_err(|error| not_written(path, &error))?;
     }
     Ok(ExitStatus::Done)
 }

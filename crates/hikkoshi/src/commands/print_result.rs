@@ -12,8 +12,8 @@ use crate::args::OutputOptions;
 use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::report;
 use crate::output::streams::{self, Lines};
+use crate::output::{report, result_file};
 use crate::status::Session;
 
 /// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
@@ -26,7 +26,7 @@ pub(super) fn print_moved(
         streams::to_stdout(&format!("{what}\n"));
     }
     if let Some(path) = &output.json {
-        written(report::write_moved(what, quit, path), what, path)?;
+        written(result_file::write_moved(what, quit, path), what, path)?;
     }
     Ok(ExitStatus::Moved)
 }
@@ -71,7 +71,7 @@ pub(super) fn print_result(
         streams::lines_to_stdout(&lines);
     }
     if let Some(path) = &output.json {
-        written(report::write_object(&result, path), what, path)?;
+        written(result_file::write_object(&result, path), what, path)?;
     }
     Ok(())
 }
@@ -96,7 +96,7 @@ fn written(result: io::Result<()>, what: &str, path: &Path) -> Result<(), Exit> 
 
 /// Writes the result of a command that moves nothing, for programs.
 pub(crate) fn write_result(written: &impl Serialize, path: &Path) -> Result<(), Exit> {
-    report::write_object(written, path).map_err(|error| {
+    result_file::write_object(written, path).map_err(|error| {
         let path = path.display();
         let what = format!("writing the result to {path}: {}", Report::new(&error));
         Exit::new(ExitStatus::Usage, Reason::AccountNotWritten, what)

@@ -11,5 +11,7 @@ pub(crate) mod progress;
 mod progress_line;
 pub(crate) mod reason;
 pub(crate) mod report;
+pub(crate) mod result_file;
 pub(crate) mod stderr;
 pub(crate) mod streams;
+pub(crate) mod units;

@@ -1,22 +1,14 @@
-//! The result of a migration, for people and for programs.
+//! The result of a migration, for people.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
-use std::path::Path;
 use std::time::Duration;
 
-use error_reporter::Report;
 use hikkoshi_account::{
     Account, AsynchronousFaults, CollapseAccount, FaultKind, GuestState, LatencySummary, Outage,
-    RequestStatistics, SourceQuit,
+    RequestStatistics,
 };
-use hikkoshi_status::rate_text;
-use hikkoshi_wire::text;
-use serde::Serialize;
 
-use crate::output::exit::{End, Exit};
-use crate::output::reason::Reason;
-use crate::output::{stderr, streams};
+use crate::output::units::{mib, seconds};
 
 /// Threads whose page faults are printed; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
@@ -299,66 +291,6 @@ fn micros(us: f64) -> String {
     }
 }
 
-/// Bytes in MiB.
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
-/// A limit of bytes a second.
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn limit(bytes_per_second: Option<u64>) -> String {
-    bytes_per_second.map_or_else(|| "none".to_owned(), |limit| rate_text(limit as f64))
-}
-
-/// A duration to a tenth of a second.
-pub(crate) fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
-}
-
-/// A guest that had moved before this run.
-#[derive(Debug, Serialize)]
-struct Moved<'a> {
-    moved: &'a str,
-    #[serde(flatten)]
-    quit: Option<&'a SourceQuit>,
-}
-
-/// Writes `{"moved":WHAT}` to `path`: the guest had moved before this run.
-pub(crate) fn write_moved(what: &str, quit: Option<&SourceQuit>, path: &Path) -> io::Result<()> {
-    write_object(&Moved { moved: what, quit }, path)
-}
-
-/// Writes `{"error":{…}}` to `path`, so that there is an object after every run.
-pub(crate) fn write_failure(exit: &Exit, path: &Path) {
-    // That file could not be written.
-    if exit.reason() == Reason::AccountNotWritten {
-        return;
-    }
-    let error = serde_json::json!({ "error": End::from(exit) });
-    if let Err(error) = write_object(&error, path) {
-        streams::notice(&format!(
-            "writing the result to {}: {}",
-            path.display(),
-            Report::new(&error)
-        ));
-    }
-}
-
-/// Writes one JSON object on one line; "-" is standard output.
-pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
-    let mut json = serde_json::to_vec(object).map_err(io::Error::other)?;
-    json.push(b'\n');
-    if path == Path::new("-") {
-        // It may be a terminal, so JSON is sanitised as well.
-        let json = String::from_utf8_lossy(&json);
-        stderr::before_stdout();
-        io::stdout().write_all(text::lines(&json).as_bytes())
-    } else {
-        std::fs::write(path, json)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -524,12 +456,6 @@ mod tests {
         assert_eq!(short.lines().count(), 1, "{short}");
         assert!(short.starts_with("  requests     3, from fault to installed page"));
         assert!(long.contains("up to"), "{long}");
-    }
-
-    #[test]
-    fn a_limit_is_a_rate_or_none() {
-        assert_eq!(limit(None), "none");
-        assert_eq!(limit(Some(1 << 20)), "1.0 MiB/s");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use hikkoshi_control::{Change, Changed, Command, Outcome, RefusalReason, Set};
 use hikkoshi_engine::{ControlRefused, LimitChange, SourceControl};
 
 use crate::args::MAX_DOWNTIME_MS;
-use crate::output::report::limit;
+use crate::output::units::limit;
 
 /// Does what a client asks for. `notice` is for the operator of the migration.
 pub(super) fn handle(command: Command, control: &SourceControl, notice: &dyn Fn(&str)) -> Outcome {

@@ -23,8 +23,8 @@ use super::sampler::{Sampler, migration};
 use crate::args::OutputOptions;
 use crate::output::exit::{self, Exit, ExitStatus};
 use crate::output::progress::Display;
-use crate::output::report::mib;
 use crate::output::streams;
+use crate::output::units::mib;
 
 /// How often a state is taken.
 const PERIOD: Duration = Duration::from_millis(100);

@@ -6,7 +6,7 @@ use hikkoshi_account::{Outage, Side, State};
 
 use super::Seen;
 use crate::output::progress_line::waits;
-use crate::output::report::seconds;
+use crate::output::units::seconds;
 
 /// A line for each migration that has no links, or that no engine works on although it is not
 /// finished.

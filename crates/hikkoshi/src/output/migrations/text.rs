@@ -10,8 +10,8 @@ use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
 use crate::output::colours::Colour;
 use crate::output::progress_line::{self, left_range, left_seconds};
-use crate::output::report::{limit, mib};
 use crate::output::streams::Lines;
+use crate::output::units::{limit, mib};
 
 /// What is not known.
 const NOTHING: &str = "-";
