@@ -27,7 +27,8 @@ pub struct MoveOptions {
     pub autostart: bool,
 }
 
-/// A running domain, and the connection to its daemon: a [`Monitor`](hikkoshi_qemu::qmp::Monitor) that libvirt lends.
+/// A running domain, and the connection to its daemon: a
+/// [`Monitor`](hikkoshi_qemu::qmp::Monitor) that libvirt lends.
 #[derive(Debug)]
 pub struct Domain {
     name: String,

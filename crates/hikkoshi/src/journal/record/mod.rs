@@ -1,10 +1,10 @@
 //! The stored form of journals: one JSON object.
 //!
-//! It has the members of [`SourceEntry`] or [`DestinationEntry`] as serde writes them, so a change of
-//! a type below them (`hikkoshi_handover`'s records, what `hikkoshi_qemu` needs to reattach, the
+//! It has the members of [`SourceEntry`] or [`DestinationEntry`] as serde writes them, so a change
+//! of a type below them (`hikkoshi_handover`'s records, what `hikkoshi_qemu` needs to reattach, the
 //! resolved options, the credentials) changes the stored form. `format_tests.rs` notices that: it
-//! compares the kept files in `tests/journals/` with what is written. The stored form has a version,
-//! so that a program refuses a journal that it cannot read.
+//! compares the kept files in `tests/journals/` with what is written. The stored form has a
+//! version, so that a program refuses a journal that it cannot read.
 //!
 //! There is one version, and before release 0.1.0 the form changes without a new one. From then on
 //! programs of the same minor version read each other's journals: a changed form gets a new
