@@ -2,16 +2,12 @@
 //! process's reads *after* they were submitted, when the guest's pages are already pinned. QEMU's
 //! own limits delay them before that.
 
+use crate::cgroup::Cgroup;
 use crate::{Lab, LabError};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-
-/// Time limit for a cgroup to become empty after its last process has ended.
-const EMPTY: Duration = Duration::from_secs(5);
 
 /// A limit on the rate at which processes read from the disk of the lab's images. Cheap to clone;
 /// removed with the last clone.
@@ -20,7 +16,7 @@ pub struct Throttle(Arc<Group>);
 
 #[derive(Debug)]
 struct Group {
-    folder: PathBuf,
+    cgroup: Cgroup,
     device: String,
 }
 
@@ -31,13 +27,9 @@ impl Throttle {
     /// [`LabError::NoThrottle`] when this host has no such controller, or the controller does not
     /// support the disk; otherwise when the kernel refuses.
     pub fn new(lab: &Lab, read_bytes_per_second: u64) -> Result<Self, LabError> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
         let device = device_of(&lab.disk_folder()?)?;
-        let root = controller()?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = root.join(format!("{}-{number}", lab.name()));
-        fs::create_dir(&folder).map_err(LabError::file("creating the cgroup", &folder))?;
-        let throttle = Self(Arc::new(Group { folder, device }));
+        let cgroup = Cgroup::new(lab, &controller()?)?;
+        let throttle = Self(Arc::new(Group { cgroup, device }));
         throttle.set(read_bytes_per_second)?;
         Ok(throttle)
     }
@@ -48,26 +40,12 @@ impl Throttle {
     /// When the kernel refuses.
     pub fn set(&self, read_bytes_per_second: u64) -> Result<(), LabError> {
         let line = format!("{} {read_bytes_per_second}", self.0.device);
-        self.write("blkio.throttle.read_bps_device", &line)
+        self.0.cgroup.write("blkio.throttle.read_bps_device", &line)
     }
 
     /// Applies the limit to a process with all of its threads.
     pub(crate) fn add_process(&self, pid: u32) -> Result<(), LabError> {
-        self.write("cgroup.procs", &pid.to_string())
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<(), LabError> {
-        let path = self.0.folder.join(name);
-        fs::write(&path, text).map_err(LabError::file("writing", path))
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let deadline = Instant::now() + EMPTY;
-        while fs::remove_dir(&self.folder).is_err() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        self.0.cgroup.add_process(pid)
     }
 }
 
@@ -128,7 +106,7 @@ mod tests {
             }
             other => other.unwrap(),
         };
-        let folder = throttle.0.folder.clone();
+        let folder = throttle.0.cgroup.folder().to_owned();
         let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
         assert!(read("blkio.throttle.read_bps_device").contains(" 1000000"));
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();

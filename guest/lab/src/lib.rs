@@ -55,6 +55,7 @@
 
 mod artifacts;
 pub mod browser;
+mod cgroup;
 mod config;
 mod console;
 mod device;
@@ -87,6 +88,7 @@ mod tsc;
 mod unknown_qemu;
 mod vm;
 mod workload;
+mod zram_swap;
 
 pub use artifacts::{
     QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, nano_kernel, qemu_img,
@@ -104,7 +106,7 @@ pub use http::http_get;
 pub use huge_pages::{HugePageSize, HugePages};
 pub use khugepaged::{FastKhugepaged, has_transparent_huge_pages};
 pub use lab::Lab;
-pub use memory_limit::{MemoryLimit, ZramSwap};
+pub use memory_limit::MemoryLimit;
 pub use mount::Mount;
 pub use net::{
     DatagramClient, Datagrams, FileClients, Files, GuestNetwork, HostPair, Namespace, Pace,
@@ -125,3 +127,4 @@ pub use tsc::TscReading;
 pub use unknown_qemu::unknown_qemu;
 pub use vm::{ExpectedVm, RamBlock, Vm};
 pub use workload::{Pattern, Workload};
+pub use zram_swap::ZramSwap;

@@ -1,17 +1,10 @@
-//! Limited and swapped guest memory: a limit on the memory of a machine by the kernel's memory
-//! controller, and compressed swap space in memory (zram).
+//! A limit on the memory of a machine, by the kernel's memory controller.
 
-use crate::{Lab, LabError, spawn};
+use crate::cgroup::Cgroup;
+use crate::{Lab, LabError};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-
-/// Time limit for a cgroup to become empty after its last process has ended.
-const EMPTY: Duration = Duration::from_secs(5);
-const ZRAM: &str = "/sys/class/zram-control";
 
 /// A limit on the memory of a machine; what is over is swapped, if there is swap space. Cheap to
 /// clone; removed with the last clone.
@@ -20,7 +13,7 @@ pub struct MemoryLimit(Arc<Group>);
 
 #[derive(Debug)]
 struct Group {
-    folder: PathBuf,
+    cgroup: Cgroup,
     controller: &'static Controller,
 }
 
@@ -52,13 +45,13 @@ impl MemoryLimit {
     /// [`LabError::NoSwap`] when this host has no memory controller; otherwise when the kernel
     /// refuses.
     pub fn new(lab: &Lab, mib: u64) -> Result<Self, LabError> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
         let (root, controller) = memory_controller()?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = root.join(format!("{}-{number}", lab.name()));
-        fs::create_dir(&folder).map_err(LabError::file("creating the cgroup", &folder))?;
-        let group = Self(Arc::new(Group { folder, controller }));
-        group.write(controller.limit, &(mib << 20).to_string())?;
+        let cgroup = Cgroup::new(lab, &root)?;
+        let group = Self(Arc::new(Group { cgroup, controller }));
+        group
+            .0
+            .cgroup
+            .write(controller.limit, &(mib << 20).to_string())?;
         Ok(group)
     }
 
@@ -69,13 +62,13 @@ impl MemoryLimit {
     pub fn without_swap(lab: &Lab, mib: u64) -> Result<Self, LabError> {
         let group = Self::new(lab, mib)?;
         let (name, value) = group.0.controller.no_swap;
-        group.write(name, value)?;
+        group.0.cgroup.write(name, value)?;
         Ok(group)
     }
 
     /// The cgroup's folder.
     pub fn folder(&self) -> &Path {
-        &self.0.folder
+        self.0.cgroup.folder()
     }
 
     /// Memory that is charged to the limit, MiB.
@@ -83,7 +76,7 @@ impl MemoryLimit {
     /// # Errors
     /// When it cannot be read.
     pub fn used_mib(&self) -> Result<u64, LabError> {
-        let path = self.0.folder.join(self.0.controller.used);
+        let path = self.folder().join(self.0.controller.used);
         let text = fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;
         // The kernel writes a number.
         Ok(text.trim().parse::<u64>().unwrap_or(0) >> 20)
@@ -91,26 +84,12 @@ impl MemoryLimit {
 
     /// The file to which a process writes its number to apply the limit to itself.
     pub fn processes(&self) -> PathBuf {
-        self.0.folder.join("cgroup.procs")
+        self.folder().join("cgroup.procs")
     }
 
     /// Applies the limit to a process with all of its threads.
     pub(crate) fn add_process(&self, pid: u32) -> Result<(), LabError> {
-        self.write("cgroup.procs", &pid.to_string())
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<(), LabError> {
-        let path = self.0.folder.join(name);
-        fs::write(&path, text).map_err(LabError::file("writing", path))
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let deadline = Instant::now() + EMPTY;
-        while fs::remove_dir(&self.folder).is_err() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        self.0.cgroup.add_process(pid)
     }
 }
 
@@ -138,41 +117,4 @@ fn memory_controller() -> Result<(PathBuf, &'static Controller), LabError> {
     found.ok_or_else(|| LabError::NoSwap {
         reason: "no cgroup hierarchy with the memory controller is mounted".to_owned(),
     })
-}
-
-/// Swap space in compressed memory, removed on drop.
-#[derive(Debug)]
-pub struct ZramSwap {
-    number: String,
-    device: PathBuf,
-}
-
-impl ZramSwap {
-    /// Creates `mib` MiB of swap space.
-    ///
-    /// # Errors
-    /// [`LabError::NoSwap`] when the kernel has no zram; otherwise when it refuses.
-    pub fn new(mib: u64) -> Result<Self, LabError> {
-        let add = Path::new(ZRAM).join("hot_add");
-        let number = fs::read_to_string(&add).map_err(|error| LabError::NoSwap {
-            reason: format!("{} cannot be read: {error}", add.display()),
-        })?;
-        let number = number.trim().to_owned();
-        let swap = Self {
-            device: PathBuf::from(format!("/dev/zram{number}")),
-            number,
-        };
-        let size = format!("/sys/block/zram{}/disksize", swap.number);
-        fs::write(&size, format!("{mib}M")).map_err(LabError::file("writing", &size))?;
-        spawn::run(Command::new("mkswap").arg(&swap.device))?;
-        spawn::run(Command::new("swapon").arg(&swap.device))?;
-        Ok(swap)
-    }
-}
-
-impl Drop for ZramSwap {
-    fn drop(&mut self) {
-        let _ = spawn::run(Command::new("swapoff").arg(&self.device));
-        let _ = fs::write(Path::new(ZRAM).join("hot_remove"), &self.number);
-    }
 }
