@@ -25,6 +25,7 @@ use crate::host_info::HostInfo;
 use crate::meter::wait_until_idle;
 use crate::mover::OwnReport;
 use crate::record::{ClientsOutcome, Cost};
+use crate::report::write_file;
 use crate::testbed::DomainHosts;
 
 /// How `--only` selects this bench.
@@ -170,12 +171,12 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
                 failures: &failures,
             };
             let json = serde_json::to_string_pretty(&results).unwrap_or_default();
-            write(&args.json, &json)?;
+            write_file(&args.json, &json)?;
         }
     }
     let table = table::table(&moves, sizes);
     println!("\n{}", table.text());
-    write(
+    write_file(
         &args.plots.join("disks.md"),
         &format!("{host}\n\n{}", table.markdown()),
     )?;
@@ -229,16 +230,4 @@ fn attempt(
         Some(best) => best,
         None => unreachable!("the loop runs at least once"),
     }
-}
-
-fn write(path: &Path, text: &str) -> Result<(), BenchError> {
-    let failed = |source| BenchError::File {
-        doing: "writing",
-        path: path.to_owned(),
-        source,
-    };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
-    }
-    std::fs::write(path, text).map_err(failed)
 }

@@ -24,8 +24,9 @@ use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
 use crate::meter::{CpuMeter, wait_until_idle};
-use crate::mover::{HikkoshiMigration, estimate};
+use crate::mover::{HikkoshiMigration, OwnReport, estimate};
 use crate::plan::{NetworkKind, Variant};
+use crate::report::write_file;
 use crate::testbed::LONG;
 
 /// How `--only` selects this bench.
@@ -141,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
             results.moves.push(moved);
             // After every move, so that an interrupted bench keeps its results.
             let json = serde_json::to_string_pretty(&results).unwrap_or_default();
-            write(&args.json, &json)?;
+            write_file(&args.json, &json)?;
         }
     }
     report(&results, args)
@@ -161,12 +162,12 @@ fn report(results: &Results, args: &Args) -> Result<(), BenchError> {
         println!("\n{}", table.text());
     }
     let markdown: Vec<_> = tables.iter().map(|table| table.markdown()).collect();
-    write(
+    write_file(
         &args.plots.join("estimate.md"),
         &format!("{}\n\n{}", results.host, markdown.join("\n")),
     )?;
     if let Some(chart) = plot::scatter(all, &results.host) {
-        write(&args.plots.join("predicted.svg"), &chart.svg()?)?;
+        write_file(&args.plots.join("predicted.svg"), &chart.svg()?)?;
     }
     match all.iter().filter(|moved| moved.failure.is_some()).count() {
         0 => Ok(()),
@@ -183,7 +184,7 @@ fn moved(case: Case, round: u32, program: &Path, args: &Args) -> Moved {
         case,
         round,
         prediction: Value::Null,
-        account: Value::Null,
+        account: None,
         others_cores: 0.0,
         failure: None,
     };
@@ -234,7 +235,10 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
     }))?;
     moved.others_cores = meter.others_cores(&pids);
     if !outcome.called_off {
-        moved.account = serde_json::to_value(outcome.report).unwrap_or_default();
+        moved.account = match outcome.report {
+            OwnReport::Hikkoshi(report) => Some(report),
+            OwnReport::Other(_) => None,
+        };
     }
     let home = if outcome.called_off {
         &testbed.source
@@ -266,16 +270,4 @@ fn append(path: &Path, line: &Value) -> Result<(), BenchError> {
         .open(path)
         .map_err(failed)?;
     writeln!(file, "{line}").map_err(failed)
-}
-
-fn write(path: &Path, text: &str) -> Result<(), BenchError> {
-    let failed = |source| BenchError::File {
-        doing: "writing",
-        path: path.to_owned(),
-        source,
-    };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
-    }
-    std::fs::write(path, text).map_err(failed)
 }

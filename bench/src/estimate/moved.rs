@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{Case, cases};
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
+use crate::mover::HikkoshiReport;
 
 /// One move.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -17,8 +18,8 @@ pub(super) struct Moved {
     pub round: u32,
     /// What `hikkoshi estimate --json` wrote before the move.
     pub prediction: Value,
-    /// What `hikkoshi migrate --json` wrote; `null` if pre-copy did not converge and was cancelled.
-    pub account: Value,
+    /// What `hikkoshi migrate` reported. `None`: pre-copy did not converge and was cancelled.
+    pub account: Option<Box<HikkoshiReport>>,
     /// Processors that other processes used meanwhile.
     pub others_cores: f64,
     pub failure: Option<String>,
@@ -41,24 +42,25 @@ impl Moved {
         Some((predicted, self.measured(member)?))
     }
 
+    /// What was measured of a member of the prediction.
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
     pub(super) fn measured(&self, member: &str) -> Option<f64> {
+        let account = &self.account.as_ref()?.statistics.account;
+        let latency = &account.requests.request_latency_us;
         match member {
-            "bytes" => {
-                let bytes = &self.account["bytes"];
-                let of = |kind: &str| bytes[kind].as_f64();
-                Some(of("precopy")? + of("background")? + of("urgent")?)
-            }
+            "total_ms" => Some(account.total_ms),
+            "downtime_ms" => account.downtime_ms,
+            "rounds" => Some(f64::from(account.rounds)),
+            "bytes" => Some(account.bytes.of_pages_and_disks() as f64),
             // The faults that post-copy answers. What the dirty log costs is not measured.
-            "faults" | "slowdown" if self.account["postcopy"] != true => None,
-            "faults" => self.account["request_latency_us"]["count"].as_f64(),
-            "slowdown" => {
-                let latency = &self.account["request_latency_us"];
-                let waited_ms = latency["count"].as_f64()? * latency["mean"].as_f64()? / 1e3;
-                let ran_ms = self.measured("total_ms")? - self.measured("downtime_ms")?;
+            "faults" if account.postcopy => Some(latency.count as f64),
+            "slowdown" if account.postcopy => {
+                let waited_ms = latency.count as f64 * latency.mean / 1e3;
+                let ran_ms = account.total_ms - account.downtime_ms?;
                 let vcpus = self.prediction["guest"]["vcpus"].as_f64()?;
                 (ran_ms > 0.0).then(|| waited_ms / ran_ms / vcpus)
             }
-            _ => self.account[member].as_f64(),
+            _ => None,
         }
     }
 
@@ -102,8 +104,21 @@ fn known_case<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Case, D::Erro
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use crate::mover::OwnReport;
+    use crate::record::test_report;
+
+    /// What is reported of a move that took so long.
+    pub(in crate::estimate) fn test_account(total_ms: f64) -> Option<Box<HikkoshiReport>> {
+        let change = |account: &mut hikkoshi_account::Account| {
+            (account.total_ms, account.postcopy) = (total_ms, false);
+        };
+        match test_report(change) {
+            OwnReport::Hikkoshi(report) => Some(report),
+            OwnReport::Other(_) => None,
+        }
+    }
 
     #[test]
     fn what_was_stored_is_read_again() {
@@ -112,7 +127,7 @@ mod tests {
                 case,
                 round: 1,
                 prediction: json!({"modes": [{"mode": case.mode, "total_ms": {"likely": 5.0}}]}),
-                account: json!({"total_ms": 6.0}),
+                account: test_account(6.0),
                 others_cores: 0.0,
                 failure: None,
             };
@@ -129,18 +144,21 @@ mod tests {
             case: cases()[0],
             round: 0,
             prediction: json!({"guest": {"vcpus": 2}}),
-            account: json!({"total_ms": 1010.0, "downtime_ms": 10.0, "postcopy": true,
-                "request_latency_us": {"count": 500, "mean": 200.0}}),
+            account: test_account(1010.0),
             others_cores: 0.0,
             failure: None,
         };
+        let account = &mut moved.account.as_mut().unwrap().statistics.account;
+        (account.downtime_ms, account.postcopy) = (Some(10.0), true);
+        let latency = &mut account.requests.request_latency_us;
+        (latency.count, latency.mean) = (500, 200.0);
         assert_eq!(moved.measured("faults"), Some(500.0));
         let lost = moved.measured("slowdown").unwrap();
         assert!(
             (lost - 0.05).abs() < 1e-9,
             "100 ms of 2 vCPUs in 1 s: {lost}"
         );
-        moved.account["postcopy"] = json!(false);
+        moved.account.as_mut().unwrap().statistics.account.postcopy = false;
         assert_eq!(moved.measured("faults"), None);
     }
 

@@ -68,7 +68,7 @@ pub(super) fn moves(moves: &[Moved]) -> Table {
             moved.case.guest.to_string(),
             moved.case.mode.to_owned(),
             predicted["converges"].as_str().unwrap_or("-").to_owned(),
-            match moved.account.is_null() {
+            match moved.account.is_none() {
                 true => "cancelled".to_owned(),
                 false => "yes".to_owned(),
             },
@@ -202,7 +202,7 @@ pub(super) fn convergence(moves: &[Moved]) -> Table {
             .clone()
             .filter(|moved| moved.predicted()["converges"] == said);
         let (cancelled, converged): (Vec<_>, Vec<_>) =
-            of_these.partition(|moved| moved.account.is_null());
+            of_these.partition(|moved| moved.account.is_none());
         vec![
             said.to_owned(),
             converged.len().to_string(),
@@ -221,7 +221,7 @@ pub(super) fn convergence(moves: &[Moved]) -> Table {
 /// whose true value was between the ends is in the range.
 pub(super) fn time_left(moves: &[Moved]) -> Table {
     let mut lines: BTreeMap<String, Vec<TimeLeft>> = BTreeMap::new();
-    for moved in moves.iter().filter(|moved| !moved.account.is_null()) {
+    for moved in moves.iter().filter(|moved| moved.account.is_some()) {
         let of = TimeLeft::of_move(moved);
         let line = line_name(moved.case.line);
         let line = match moved.case.guest.copies_disks() {
@@ -281,25 +281,22 @@ struct TimeLeft {
 impl TimeLeft {
     fn of_move(moved: &Moved) -> Self {
         let mut all = Self::default();
-        let states = moved.account["time_left"].as_array();
         let end = moved.measured("total_ms").unwrap_or_default() / 1e3;
-        for state in states.into_iter().flatten() {
-            let Some(truth) = state["at_s"].as_f64().map(|at| end - at) else {
-                continue;
-            };
+        let states = moved.account.iter().flat_map(|report| &report.time_left);
+        for state in states {
+            let truth = end - state.at_s;
             if truth <= 0.0 {
                 continue;
             }
             all.states += 1;
-            let left = |end| state["left"][end].as_f64();
-            let (Some(low), Some(likely)) = (left("low_s"), left("likely_s")) else {
+            let Some(left) = state.left else {
                 continue;
             };
             all.known += 1;
-            let is_inside = low <= truth && left("high_s").is_none_or(|high| truth <= high);
+            let is_inside = left.low_s <= truth && left.high_s.is_none_or(|high| truth <= high);
             all.inside += usize::from(is_inside);
             if truth >= 0.5 {
-                all.errors.push((likely / truth - 1.0).abs());
+                all.errors.push((left.likely_s / truth - 1.0).abs());
             }
         }
         all
@@ -328,9 +325,9 @@ pub(super) fn choices(moves: &[Moved]) -> Table {
                 .filter(|moved| moved.case.mode == mode)
                 .collect();
             let first = of_mode.first()?;
-            if first.account.is_null() {
+            let Some(report) = &first.account else {
                 return Some("does not converge".to_owned());
-            }
+            };
             let median = |member: &str| {
                 let mut values: Vec<_> = of_mode
                     .iter()
@@ -344,7 +341,7 @@ pub(super) fn choices(moves: &[Moved]) -> Table {
                 value(median("total_ms").map(|it| it / 1e3)),
                 value(median("downtime_ms")),
                 value(median("bytes").map(|it| it / 1e6)),
-                first.account["request_latency_us"]["count"]
+                report.statistics.account.requests.request_latency_us.count
             ))
         };
         let shown = |mode| of(mode).unwrap_or_else(|| "-".to_owned());
@@ -412,11 +409,36 @@ pub(super) fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::moved::tests::test_account;
     use super::*;
+    use crate::estimate::{Case, Writer};
+    use crate::mover::ReportedTimeLeft;
+    use crate::plan::NetworkKind;
+    use hikkoshi_account::Bytes;
+    use serde_json::json;
 
     #[test]
     fn a_state_is_in_the_range_if_the_true_value_was() {
-        let state = |at: f64, low: f64, high: Option<f64>| json!({ "at_s": at, "left": { "low_s": low, "likely_s": 3.0, "high_s": high } });
+        let state = |at_s: f64, low_s: f64, high_s: Option<f64>| ReportedTimeLeft {
+            at_s,
+            left: Some(hikkoshi_account::TimeLeft {
+                low_s,
+                likely_s: 3.0,
+                high_s,
+            }),
+        };
+        let mut report = test_account(10_000.0).unwrap();
+        report.time_left = vec![
+            ReportedTimeLeft {
+                at_s: 0.1,
+                left: None,
+            },
+            state(4.0, 5.0, Some(7.0)),
+            state(4.0, 5.0, None),
+            state(4.0, 6.5, None),
+            state(4.0, 5.0, Some(5.5)),
+            state(10.5, 0.0, None),
+        ];
         let moved = Moved {
             case: Case {
                 line: NetworkKind::Gbit(1),
@@ -425,14 +447,7 @@ mod tests {
             },
             round: 0,
             prediction: json!(null),
-            account: json!({ "total_ms": 10_000.0, "time_left": [
-                { "at_s": 0.1, "left": null },
-                state(4.0, 5.0, Some(7.0)),
-                state(4.0, 5.0, None),
-                state(4.0, 6.5, None),
-                state(4.0, 5.0, Some(5.5)),
-                state(10.5, 0.0, None),
-            ] }),
+            account: Some(report),
             others_cores: 0.0,
             failure: None,
         };
@@ -445,12 +460,18 @@ mod tests {
             ["1gbit", "1", "5", "4", "2", "50.0"].map(str::to_owned)
         );
     }
-    use crate::estimate::{Case, Writer};
-    use crate::plan::NetworkKind;
-    use serde_json::json;
 
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // thousands
     fn moved(mode: &'static str, predicted: f64, measured: f64) -> Moved {
         let span = json!({ "low": predicted * 0.9, "likely": predicted, "high": predicted * 1.1 });
+        let mut report = test_account(measured).unwrap();
+        let account = &mut report.statistics.account;
+        (account.downtime_ms, account.rounds) = (Some(measured), 2);
+        account.bytes = Bytes {
+            precopy: measured as u64,
+            ..Bytes::default()
+        };
+        account.requests.request_latency_us.count = 3;
         Moved {
             case: Case {
                 line: NetworkKind::Gbit(1),
@@ -465,11 +486,7 @@ mod tests {
                 }],
                 "recommended": { "mode": "precopy" },
             }),
-            account: json!({
-                "total_ms": measured, "downtime_ms": measured, "rounds": 2,
-                "bytes": { "precopy": measured, "background": 0, "urgent": 0 },
-                "request_latency_us": { "count": 3 },
-            }),
+            account: Some(report),
             others_cores: 0.0,
             failure: None,
         }
@@ -500,7 +517,7 @@ mod tests {
     fn a_precopy_that_was_cancelled_did_not_converge() {
         let converged = moved("precopy", 1000.0, 1000.0);
         let mut cancelled = converged.clone();
-        cancelled.account = Value::Null;
+        cancelled.account = None;
         let mut expected = cancelled.clone();
         expected.prediction["modes"][0]["converges"] = json!("no");
         let hybrid = moved("hybrid", 1000.0, 1000.0);
@@ -521,6 +538,4 @@ mod tests {
         assert_eq!(total[2..4], ["1", "50.0"]);
         assert_eq!(downtime[2..4], ["1", "99.4"]);
     }
-
-    use serde_json::Value;
 }

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use hikkoshi_account::Statistics;
 use hikkoshi_lab::{RunningProgram, StandardError, Vm};
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::Value;
 
-use super::outcome::{HikkoshiReport, MoveOutcome, OwnReport};
+use super::outcome::{HikkoshiReport, MoveOutcome, OwnReport, ReportedTimeLeft};
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::plan::Variant;
@@ -358,13 +359,14 @@ impl Side {
         rounds.find(|&round| round > 0)
     }
 
-    /// What it has reported of the time left: each time from the start, and the estimate then, in
-    /// seconds.
-    fn time_left(&self) -> Value {
+    /// What it has reported of the time left.
+    fn time_left(&self) -> Vec<ReportedTimeLeft> {
         let reported = |value: Value| {
             let progress = value.get("progress")?;
-            let at_ms = progress["at_ms"].as_f64()?;
-            Some(json!({ "at_s": at_ms / 1e3, "left": progress["time_left"] }))
+            Some(ReportedTimeLeft {
+                at_s: progress["at_ms"].as_f64()? / 1e3,
+                left: Option::deserialize(&progress["time_left"]).ok()?,
+            })
         };
         self.values().into_iter().filter_map(reported).collect()
     }

@@ -8,8 +8,8 @@ mod qemu;
 pub(crate) use domain::{migrate_domain, virsh_migrate};
 pub(crate) use hikkoshi::{HikkoshiMigration, estimate};
 #[cfg(test)]
-pub(crate) use outcome::HikkoshiReport;
-pub(crate) use outcome::{MoveOutcome, OwnReport};
+pub(crate) use outcome::ReportedTimeLeft;
+pub(crate) use outcome::{HikkoshiReport, MoveOutcome, OwnReport};
 pub(crate) use qemu::migrate as qemu_migrate;
 
 use std::path::Path;

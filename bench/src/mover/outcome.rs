@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use hikkoshi_account::{Account, Statistics, SwitchoverStep};
-use serde::Serialize;
+use hikkoshi_account::{Account, Statistics, SwitchoverStep, TimeLeft};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The result of a migration, as reported by the system that performed it.
@@ -34,16 +34,24 @@ pub(crate) enum OwnReport {
 }
 
 /// What hikkoshi says.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HikkoshiReport {
     /// What `migrate --json` has written.
     #[serde(flatten)]
     pub statistics: Statistics,
     /// The destination's steps of the switchover, beside the source's.
     pub switchover_at_destination: Vec<SwitchoverStep>,
-    /// What was reported of the time left: each time from the start, and the estimate then, in
-    /// seconds.
-    pub time_left: Value,
+    /// What was reported of the time left.
+    pub time_left: Vec<ReportedTimeLeft>,
+}
+
+/// What was reported of the time left at one time.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct ReportedTimeLeft {
+    /// When, in seconds from the start.
+    pub at_s: f64,
+    /// The estimate, if there was one.
+    pub left: Option<TimeLeft>,
 }
 
 impl OwnReport {

@@ -1,7 +1,6 @@
 //! Runs for tests.
 
 use hikkoshi_account::{Account, Statistics};
-use serde_json::Value;
 
 use super::run::Run;
 use crate::mover::{HikkoshiReport, OwnReport};
@@ -31,6 +30,6 @@ pub(crate) fn test_report(change: impl FnOnce(&mut Account)) -> OwnReport {
     OwnReport::Hikkoshi(Box::new(HikkoshiReport {
         statistics,
         switchover_at_destination: Vec::new(),
-        time_left: Value::Null,
+        time_left: Vec::new(),
     }))
 }

@@ -1,12 +1,12 @@
 //! The JSON file with all results.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::goals::goals;
 use super::medians::rows;
+use super::write_file;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
@@ -78,15 +78,7 @@ impl ResultFile {
             "reach": goals(&self.runs),
             "runs": self.runs,
         });
-        let written = path
-            .parent()
-            .map_or(Ok(()), fs::create_dir_all)
-            .and_then(|()| fs::write(path, format!("{value:#}\n")));
-        written.map_err(|source| BenchError::File {
-            doing: "writing",
-            path: path.to_owned(),
-            source,
-        })
+        write_file(path, &format!("{value:#}\n"))
     }
 }
 

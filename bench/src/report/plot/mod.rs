@@ -11,11 +11,11 @@ pub(crate) use axis::Scale;
 pub(crate) use chart::{Chart, Panel, Points, Style};
 pub(crate) use figures::panel;
 
-use std::fs;
 use std::path::Path;
 
 use super::goals::goals_table;
 use super::tables::tables;
+use super::write_file;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
 use crate::record::Run;
@@ -34,20 +34,8 @@ pub(crate) fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Resul
         files.push((name, chart.svg()?));
     }
     files.push((TABLES.to_owned(), tables_markdown(host, runs)));
-    fs::create_dir_all(folder).map_err(|source| BenchError::File {
-        doing: "creating",
-        path: folder.to_owned(),
-        source,
-    })?;
-    for (name, content) in files {
-        let path = folder.join(name);
-        fs::write(&path, content).map_err(|source| BenchError::File {
-            doing: "writing",
-            path,
-            source,
-        })?;
-    }
-    Ok(())
+    let mut files = files.iter();
+    files.try_for_each(|(name, content)| write_file(&folder.join(name), content))
 }
 
 fn tables_markdown(host: &HostInfo, runs: &[Run]) -> String {
