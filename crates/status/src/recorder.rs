@@ -1,9 +1,7 @@
 //! Adds to a recording, and keeps it bounded.
 
 use crate::rates_by_cell::RatesByCell;
-use crate::{
-    DirtyRates, End, Frame, MAX_CELLS, Migration, Notice, Record, Recording, Sample, VERSION,
-};
+use crate::{DirtyRates, End, Frame, MAX_CELLS, Migration, Notice, Record, Recording, Sample};
 use hikkoshi_account::{Map, State};
 
 /// The most samples. When there are more, every second one is dropped, and from then on half as
@@ -118,16 +116,8 @@ impl Recorder {
         Self {
             rates: RatesByCell::new(migration.memory.pages),
             recording: Recording {
-                version: VERSION,
-                migration,
-                samples: Vec::new(),
-                frames: Vec::new(),
                 dirty_rates: Some(DirtyRates::default()),
-                notices: Vec::new(),
-                state: None,
-                end: None,
-                engines: Vec::new(),
-                unknown: Vec::new(),
+                ..Recording::new(migration)
             },
             samples: Thinned::new(SAMPLES),
             frames: Thinned::new(FRAMES),

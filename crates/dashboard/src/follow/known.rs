@@ -246,16 +246,13 @@ impl Known {
 /// A recording without samples and frames.
 fn without_history(recording: &Recording) -> Recording {
     Recording {
-        version: recording.version,
-        migration: recording.migration.clone(),
-        samples: Vec::new(),
-        frames: Vec::new(),
         dirty_rates: recording.dirty_rates.clone(),
         notices: recording.notices.clone(),
         state: recording.state.clone(),
         end: recording.end.clone(),
         engines: recording.engines.clone(),
         unknown: recording.unknown.clone(),
+        ..Recording::new(recording.migration.clone())
     }
 }
 

@@ -129,7 +129,7 @@ fn cell(memory: &Memory, number: u64) -> Cell<'_> {
 mod tests {
     use super::*;
     use hikkoshi_account::Side;
-    use hikkoshi_status::{GuestRange, Migration, VERSION};
+    use hikkoshi_status::{GuestRange, Migration};
 
     const CELL: u64 = 512 * 4096;
 
@@ -148,39 +148,19 @@ mod tests {
             bytes: cells * CELL,
         };
         let mapped = vec![range(0, 0, 20), range(1 << 32, 20, 10)];
+        let mut migration = Migration::new("id", Side::Source, "web");
+        migration.memory = Memory {
+            pages: 40 * 512,
+            page_bytes: 4096,
+            cell_pages: 512,
+            blocks: vec![
+                block("pc.ram", 0, 30, mapped),
+                block("vga", 30, 10, Vec::new()),
+            ],
+        };
         Recording {
-            version: VERSION,
-            migration: Migration {
-                id: "id".into(),
-                side: Side::Source,
-                pid: 1,
-                host: "here".into(),
-                guest: "web".into(),
-                qmp: None,
-                peer: "there".into(),
-                mode: "hybrid".into(),
-                started_unix_ms: 1,
-                max_downtime_ms: None,
-                bandwidth: None,
-                resumed: false,
-                memory: Memory {
-                    pages: 40 * 512,
-                    page_bytes: 4096,
-                    cell_pages: 512,
-                    blocks: vec![
-                        block("pc.ram", 0, 30, mapped),
-                        block("vga", 30, 10, Vec::new()),
-                    ],
-                },
-            },
-            samples: Vec::new(),
-            frames: Vec::new(),
             dirty_rates: rates,
-            notices: Vec::new(),
-            state: None,
-            end: None,
-            engines: Vec::new(),
-            unknown: Vec::new(),
+            ..Recording::new(migration)
         }
     }
 

@@ -111,49 +111,32 @@ fn footer() -> String {
 mod tests {
     use super::*;
     use hikkoshi_account::{Side, Statistics};
-    use hikkoshi_status::{Block, End, Memory, Migration, VERSION};
+    use hikkoshi_status::{Block, End, Memory, Migration};
     use ring::digest::{SHA256, digest};
 
     const HOSTILE: &str = "</script><script>alert(1)</script><!--\"'&";
 
     /// A recording without states, with `text` wherever there is text.
     fn recording(side: Side, text: &str) -> Recording {
-        Recording {
-            version: VERSION,
-            migration: Migration {
-                id: text.into(),
-                side,
-                pid: 1,
-                host: text.into(),
-                guest: text.into(),
-                qmp: None,
-                peer: text.into(),
-                mode: text.into(),
-                started_unix_ms: 0,
-                max_downtime_ms: None,
-                bandwidth: None,
-                resumed: false,
-                memory: Memory {
-                    pages: 512,
-                    page_bytes: 4096,
-                    cell_pages: 512,
-                    blocks: vec![Block {
-                        id: text.into(),
-                        first_page: 0,
-                        pages: 512,
-                        guest: Vec::new(),
-                    }],
-                },
+        let block = Block {
+            id: text.into(),
+            first_page: 0,
+            pages: 512,
+            guest: Vec::new(),
+        };
+        Recording::new(Migration {
+            pid: 1,
+            host: text.into(),
+            peer: text.into(),
+            mode: text.into(),
+            memory: Memory {
+                pages: 512,
+                page_bytes: 4096,
+                cell_pages: 512,
+                blocks: vec![block],
             },
-            samples: Vec::new(),
-            frames: Vec::new(),
-            dirty_rates: None,
-            notices: Vec::new(),
-            state: None,
-            end: None,
-            engines: Vec::new(),
-            unknown: Vec::new(),
-        }
+            ..Migration::new(text, side, text)
+        })
     }
 
     /// What stands between these texts, each time.

@@ -37,6 +37,30 @@ pub struct Migration {
 }
 
 impl Migration {
+    /// A migration of which no more is known.
+    pub fn new(id: impl Into<String>, side: Side, guest: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            side,
+            pid: 0,
+            host: String::new(),
+            guest: guest.into(),
+            qmp: None,
+            peer: String::new(),
+            mode: String::new(),
+            started_unix_ms: 0,
+            max_downtime_ms: None,
+            bandwidth: None,
+            resumed: false,
+            memory: Memory {
+                pages: 0,
+                page_bytes: 4096,
+                cell_pages: 1,
+                blocks: Vec::new(),
+            },
+        }
+    }
+
     /// What a result says of it (`--json`).
     pub fn engine_info(&self) -> EngineInfo {
         EngineInfo {

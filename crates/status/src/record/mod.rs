@@ -104,6 +104,22 @@ pub enum Unknown {
 }
 
 impl Recording {
+    /// A recording of a migration of which nothing was recorded yet.
+    pub fn new(migration: Migration) -> Self {
+        Self {
+            version: crate::VERSION,
+            migration,
+            samples: Vec::new(),
+            frames: Vec::new(),
+            dirty_rates: None,
+            notices: Vec::new(),
+            state: None,
+            end: None,
+            engines: Vec::new(),
+            unknown: Vec::new(),
+        }
+    }
+
     /// Whether that part is known.
     pub fn knows(&self, part: Unknown) -> bool {
         !self.unknown.contains(&part)

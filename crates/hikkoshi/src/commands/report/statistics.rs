@@ -3,7 +3,7 @@
 
 use hikkoshi_account::{Account, Bytes, GuestAt, Pages, Phase, Side, Stage, State, Statistics};
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_status::{End, Memory, Migration, Recording, Unknown, VERSION};
+use hikkoshi_status::{End, Migration, Recording, Unknown};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -47,13 +47,6 @@ pub(super) fn recording(of: Source<'_>, value: Value) -> Result<Recording, serde
 /// The run has only said how it ended.
 fn without_statistics(of: Source<'_>, failure: Failure) -> Recording {
     Recording {
-        version: VERSION,
-        migration: migration(of, None),
-        samples: Vec::new(),
-        frames: Vec::new(),
-        dirty_rates: None,
-        notices: Vec::new(),
-        state: None,
         end: Some(End {
             at_ms: 0,
             exit_status: failure.exit_status,
@@ -62,7 +55,6 @@ fn without_statistics(of: Source<'_>, failure: Failure) -> Recording {
             next: failure.next,
             account: None,
         }),
-        engines: Vec::new(),
         unknown: vec![
             Unknown::Side,
             Unknown::Engine,
@@ -74,6 +66,7 @@ fn without_statistics(of: Source<'_>, failure: Failure) -> Recording {
             Unknown::Outages,
             Unknown::Rounds,
         ],
+        ..Recording::new(migration(of, None))
     }
 }
 
@@ -89,11 +82,6 @@ fn with_statistics(of: Source<'_>, statistics: Statistics) -> Recording {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates.
     let at_ms = lasted as u64;
     Recording {
-        version: VERSION,
-        samples: Vec::new(),
-        frames: Vec::new(),
-        dirty_rates: None,
-        notices: Vec::new(),
         state: Some(state(account, at_ms, migration.side)),
         end: Some(End {
             at_ms,
@@ -103,9 +91,8 @@ fn with_statistics(of: Source<'_>, statistics: Statistics) -> Recording {
             next: None,
             account: Some(Box::new(statistics)),
         }),
-        engines: Vec::new(),
-        migration,
         unknown,
+        ..Recording::new(migration)
     }
 }
 
@@ -117,28 +104,11 @@ fn migration(of: Source<'_>, statistics: Option<&Statistics>) -> Migration {
         true => of.name.to_owned(),
         false => name,
     };
-    let mut migration = Migration {
-        // Files that do not have it are different migrations, as far as is known.
-        id: of.id.to_owned(),
-        side: Side::Source,
-        pid: 0,
-        host: String::new(),
-        guest: of.name.to_owned(),
-        qmp: None,
-        peer: String::new(),
-        mode: statistics.map_or_else(String::new, |known| known.account.mode.to_string()),
-        started_unix_ms: 0,
-        max_downtime_ms: None,
-        bandwidth: None,
-        resumed: false,
-        memory: Memory {
-            pages,
-            page_bytes: 4096,
-            // One cell: the map is not known.
-            cell_pages: pages.max(1),
-            blocks: Vec::new(),
-        },
-    };
+    // Files that do not have the number are different migrations, as far as is known.
+    let mut migration = Migration::new(of.id, Side::Source, of.name);
+    migration.mode = statistics.map_or_else(String::new, |known| known.account.mode.to_string());
+    // One cell: the map is not known.
+    (migration.memory.pages, migration.memory.cell_pages) = (pages, pages.max(1));
     if let Some(engine) = engine {
         migration.id = engine.migration_id;
         migration.side = engine.side;

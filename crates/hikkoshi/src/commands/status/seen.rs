@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_account::Side;
-use hikkoshi_engine::Mode;
 use hikkoshi_linux::is_served;
 use hikkoshi_status::{
-    Entry, Follow, FollowError, Kind, Memory, Migration, Record, Recording, StatusFolder,
+    Entry, Follow, FollowError, Kind, Migration, Record, Recording, StatusFolder,
 };
 
 use super::unfinished::UnfinishedMigration;
@@ -364,17 +363,12 @@ fn without_recording(unfinished: UnfinishedMigration) -> Seen {
         is,
     } = unfinished;
     let seen = unknown(&format!("{}-0-{id}", side.name()));
-    let mode = match mode {
-        Mode::Precopy => "precopy",
-        Mode::Postcopy => "postcopy",
-        Mode::Hybrid => "hybrid",
-    };
     Seen {
         engine: Engine::Gone,
         migration: Migration {
             guest,
             peer,
-            mode: mode.to_owned(),
+            mode: mode.name().to_owned(),
             ..seen.migration
         },
         unfinished: Some(is),
@@ -403,24 +397,9 @@ fn unknown(name: &str) -> Seen {
     };
     let pid = parts.next().and_then(|pid| pid.parse().ok());
     let migration = Migration {
-        id: parts.next().unwrap_or_default().to_owned(),
-        side,
         pid: pid.unwrap_or_default(),
-        host: String::new(),
-        guest: name.to_owned(),
-        qmp: None,
-        peer: String::new(),
         mode: "unknown".to_owned(),
-        started_unix_ms: 0,
-        max_downtime_ms: None,
-        bandwidth: None,
-        resumed: false,
-        memory: Memory {
-            pages: 0,
-            page_bytes: 4096,
-            cell_pages: 1,
-            blocks: Vec::new(),
-        },
+        ..Migration::new(parts.next().unwrap_or_default(), side, name)
     };
     Seen {
         name: name.to_owned(),

@@ -73,28 +73,15 @@ impl Seen {
 pub(crate) mod examples {
     use super::{Engine, Seen};
     use hikkoshi_account::Side;
-    use hikkoshi_status::{Memory, Migration};
+    use hikkoshi_status::Migration;
 
     pub(crate) fn seen(side: Side, guest: &str, pid: u32, is_running: bool) -> Seen {
         let migration = Migration {
-            id: format!("{pid:08x}99aabbcc"),
-            side,
             pid,
             host: "host-a".into(),
-            guest: guest.into(),
-            qmp: None,
             peer: "host-b:7000".into(),
             mode: "hybrid".into(),
-            started_unix_ms: 0,
-            max_downtime_ms: None,
-            bandwidth: None,
-            resumed: false,
-            memory: Memory {
-                pages: 0,
-                page_bytes: 4096,
-                cell_pages: 512,
-                blocks: Vec::new(),
-            },
+            ..Migration::new(format!("{pid:08x}99aabbcc"), side, guest)
         };
         Seen {
             name: migration.entry_name(),
