@@ -42,8 +42,7 @@ fn it_is_reported_again_after_the_links_were_lost() {
     for cut in ["LeftToDo", "Complete"] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.destination.left_to_do = Some(LEFT.to_owned());
-        setup.options.retry_for = Duration::from_secs(40).into();
-        setup.receive_options.retry_for = Duration::from_secs(40).into();
+        setup.retry_for(Duration::from_secs(40));
         let is_cut = AtomicBool::new(false);
         setup.relay(move |passing: &Passing| {
             if passing.name == cut && !is_cut.swap(true, Ordering::Relaxed) {

@@ -24,8 +24,7 @@ const LONG: Duration = Duration::from_secs(40);
 fn links_that_break_again_and_again() {
     for mode in [Mode::Postcopy, Mode::Hybrid] {
         let mut setup = Setup::new(mode);
-        setup.options.retry_for = LONG.into();
-        setup.receive_options.retry_for = LONG.into();
+        setup.retry_for(LONG);
         // On a busy machine the guest may not have written anything since it was copied, and then
         // almost nothing is sent after *Commit*.
         let machine = Arc::clone(&setup.machine);
@@ -76,8 +75,7 @@ fn links_that_break_again_and_again() {
 #[test]
 fn reconnecting_stops_when_new_links_break_at_once() {
     let mut setup = Setup::new(Mode::Postcopy);
-    setup.options.retry_for = Duration::from_secs(1).into();
-    setup.receive_options.retry_for = Duration::from_secs(1).into();
+    setup.retry_for(Duration::from_secs(1));
     let committed = AtomicBool::new(false);
     setup.relay(move |passing: &Passing| {
         if passing.name == "Commit" {
@@ -101,8 +99,7 @@ fn links_that_break_while_the_guest_starts() {
     for retry_for in [Duration::ZERO, LONG] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.destination.looks = true;
-        setup.options.retry_for = retry_for.into();
-        setup.receive_options.retry_for = retry_for.into();
+        setup.retry_for(retry_for);
         let broken = AtomicU32::new(0);
         setup.relay(move |passing: &Passing| {
             let first = || broken.fetch_add(1, Ordering::Relaxed) == 0;
@@ -165,8 +162,7 @@ fn a_migration_with_huge_pages_can_be_resumed() {
     ] {
         for retry_for in [Duration::ZERO, LONG] {
             let mut setup = Setup::with(mode, &source, &destination, true);
-            setup.options.retry_for = retry_for.into();
-            setup.receive_options.retry_for = retry_for.into();
+            setup.retry_for(retry_for);
             let pages = AtomicU32::new(0);
             setup.relay(move |passing: &Passing| {
                 if passing.name == "Commit" {
@@ -228,8 +224,7 @@ fn stages_that_cannot_be_recorded() {
 fn a_declined_guest_stays_on_record_until_the_source_knows() {
     for retry_for in [LONG, Duration::ZERO] {
         let mut setup = Setup::new(Mode::Postcopy);
-        setup.options.retry_for = retry_for.into();
-        setup.receive_options.retry_for = retry_for.into();
+        setup.retry_for(retry_for);
         let ended = Arc::clone(&setup.destination.ended);
         let (declined, wheres) = (AtomicU32::new(0), AtomicU32::new(0));
         setup.relay(move |passing: &Passing| {
@@ -301,8 +296,7 @@ fn both_sides_count_the_pages_of_the_whole_postcopy_after_links_were_lost() {
     // A paused guest requests no pages: all of them are background pages.
     let layout = layout(&[(3 * MIB, SMALL)]);
     let mut setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
-    setup.options.retry_for = LONG.into();
-    setup.receive_options.retry_for = LONG.into();
+    setup.retry_for(LONG);
     let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
     let missing = Arc::clone(&owed);
     setup.relay(move |passing: &Passing| {
@@ -346,8 +340,7 @@ fn both_sides_count_the_pages_of_the_whole_postcopy_after_links_were_lost() {
 #[test]
 fn a_final_message_that_is_lost() {
     let mut setup = Setup::new(Mode::Hybrid);
-    setup.options.retry_for = LONG.into();
-    setup.receive_options.retry_for = LONG.into();
+    setup.retry_for(LONG);
     let completes = AtomicU32::new(0);
     setup.relay(move |passing: &Passing| {
         if passing.name == "Complete" && completes.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -368,8 +361,7 @@ fn a_final_message_that_is_lost() {
 #[test]
 fn a_refused_cancellation_does_not_prevent_reconnecting() {
     let mut setup = Setup::new(Mode::Postcopy);
-    setup.options.retry_for = LONG.into();
-    setup.receive_options.retry_for = LONG.into();
+    setup.retry_for(LONG);
     let cancels = [
         setup.source_cancel.clone(),
         setup.destination_cancel.clone(),

@@ -158,8 +158,7 @@ fn the_source_counts_what_it_sends_twice() {
 fn pages_that_are_lost_with_the_links_are_counted() {
     for mode in [Mode::Hybrid, Mode::Postcopy] {
         let mut setup = setup(mode);
-        setup.options.retry_for = LONG.into();
-        setup.receive_options.retry_for = LONG.into();
+        setup.retry_for(LONG);
         let seen = Arc::new(Seen::default());
         let (sees, committed, frames) =
             (Arc::clone(&seen), AtomicBool::new(false), AtomicU32::new(0));

@@ -27,7 +27,7 @@ fn invitation(server: &TlsServer) -> Invitation {
 }
 
 /// A destination that issues an invitation, and a client that was invited.
-fn invited() -> (TlsClient, TlsServer) {
+pub(crate) fn invited() -> (TlsClient, TlsServer) {
     let server = TlsServer::inviting().unwrap();
     (TlsClient::invited(&invitation(&server)).unwrap(), server)
 }
@@ -66,17 +66,9 @@ fn tampered(mode: Mode, proxy: &Arc<TamperingProxy>) -> Setup {
 /// A migration in which byte `at` is tampered with: the guest is intact, wherever it is.
 fn migrate_tampered(mode: Mode, tamper: Tamper, at: u64) -> (Done, bool) {
     let proxy = TamperingProxy::new(tamper, at);
-    let setup = tampered(mode, &proxy);
-    // A destination that was never reached keeps waiting.
-    let stop = setup.destination_cancel.clone();
-    let done = thread::scope(|scope| {
-        let (ended, end) = sync_channel::<()>(0);
-        scope.spawn(move || {
-            let _ = end.recv();
-            stop.cancel();
-        });
-        setup.run_until(ended)
-    });
+    let mut setup = tampered(mode, &proxy);
+    setup.stops = true;
+    let done = setup.run();
     (done, proxy.tampered())
 }
 
@@ -184,17 +176,8 @@ fn a_source_without_the_invitation_keeps_its_guest() {
     let (_, server) = invited();
     let (stranger, _) = invited();
     setup.tls = Some((stranger, server));
-    // The destination keeps waiting.
-    let stop = setup.destination_cancel.clone();
-    let done = thread::scope(|scope| {
-        let (ended, end) = sync_channel::<()>(0);
-        scope.spawn(move || {
-            let _ = end.recv();
-            stop.cancel();
-        });
-        setup.run_until(ended)
-    });
-    let error = done.source.unwrap_err();
+    setup.stops = true;
+    let error = setup.run().source.unwrap_err();
     assert_eq!(error.outcome, Outcome::AtSource);
     let text = Report::new(&error).to_string();
     assert!(

@@ -13,10 +13,8 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, ReceiveControl,
-    SourceControl, SourceOptions, migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateError, Mode, SourceOptions, migrate, receive,
 };
-use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{SecureError, TlsClient, TlsServer};
 use hikkoshi_link::{Address, HandshakeError, Listener, Remote, hello};
 use hikkoshi_wire::{CHALLENGE_LEN, HELLO_LEN, MigrationId, Role};
@@ -26,10 +24,11 @@ use crate::guests::{TestDestination, TestSource};
 use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, open, watchdog};
+use crate::run::{migrate_control, open, receive_control, watchdog};
+use crate::tls::invited;
 
 use super::machine;
-use super::tls::{greeting, invited};
+use super::tls::greeting;
 
 /// The most memory that all connections of unknown peers together may use.
 const MAX_BYTES: usize = 16 << 20;
@@ -255,12 +254,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     let attempt = || {
         let mut guest = TestDestination::new(&machine, 1000);
         let mut source = TestSource::new(&machine, true, 1000);
-        let cancel = CancelFlag::new();
-        let watch = ReceiveControl {
-            cancel: cancel.clone(),
-            observer: Arc::new(Notices::default()),
-            journal: Arc::new(Unrecorded),
-        };
+        let watch = receive_control(&Arc::default());
         thread::scope(|scope| {
             let receiving = scope.spawn(|| {
                 let options = DestinationOptions::default();
@@ -273,15 +267,10 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
                 mode: Mode::Hybrid,
                 ..SourceOptions::default()
             };
-            let watch = MigrateControl {
-                cancel: CancelFlag::new(),
-                control: SourceControl::new(),
-                observer: Arc::new(Notices::default()),
-                journal: Arc::new(Unrecorded),
-            };
-            let moved = migrate(&mut source, &remote, &options, &watch);
+            let control = migrate_control(&Arc::default());
+            let moved = migrate(&mut source, &remote, &options, &control);
             if moved.is_err() {
-                cancel.cancel();
+                watch.cancel.cancel();
             }
             (moved, receiving.join())
         })

@@ -6,19 +6,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceControl, SourceOptions,
-    migrate, receive,
-};
+use hikkoshi_engine::{DestinationOptions, SourceOptions, migrate, receive};
 use hikkoshi_handover::Outcome;
-use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, hello};
 use hikkoshi_wire::{Frame, MigrationId, Role};
 
 use crate::guests::{TestDestination, TestSource};
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, open, watchdog};
+use crate::run::{Notices, migrate_control, open, receive_control, watchdog};
 
 use super::{listen, machine, moved_next};
 
@@ -36,11 +32,7 @@ fn slow_connections_do_not_keep_a_source_out() {
         panic!("a unix socket")
     };
     let notices = Arc::new(Notices::default());
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::<Notices>::clone(&notices),
-        journal: Arc::new(Unrecorded),
-    };
+    let watch = receive_control(&notices);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             receive(
@@ -81,14 +73,8 @@ fn slow_connections_do_not_keep_a_source_out() {
         assert!(matches!(slow_writer.read(&mut end), Ok(0) | Err(_)));
         assert_eq!(silent_closed.join().unwrap(), 0, "closed");
         // Then the real source.
-        let watch = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::<Notices>::clone(&notices),
-            journal: Arc::new(Unrecorded),
-        };
         let remote = listener.address().clone().into();
-        moved_next(&mut source, &remote, &watch).unwrap();
+        moved_next(&mut source, &remote, &migrate_control(&notices)).unwrap();
         receiving.join().unwrap().unwrap();
     });
     machine.check(Side::Destination);
@@ -119,12 +105,7 @@ fn another_protocol_instead_of_a_greeting() {
                 let mut all = Vec::new();
                 let _ = peer.read_to_end(&mut all);
             });
-            let watch = MigrateControl {
-                cancel: CancelFlag::new(),
-                control: SourceControl::new(),
-                observer: Arc::new(Notices::default()),
-                journal: Arc::new(Unrecorded),
-            };
+            let watch = migrate_control(&Arc::default());
             let remote = address.clone().into();
             migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap_err()
         });

@@ -5,11 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Priority, ProbeOptions, ReceiveControl,
-    SourceControl, probe, receive,
-};
-use hikkoshi_handover::Unrecorded;
+use hikkoshi_engine::{CancelFlag, DestinationOptions, Priority, ProbeOptions, probe, receive};
 use hikkoshi_link::{LinkReader, LinkWriter, Remote, hello, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
@@ -19,7 +15,7 @@ use hikkoshi_wire::{
 use crate::guests::{TestDestination, TestSource};
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, open, watchdog};
+use crate::run::{Notices, migrate_control, open, receive_control, watchdog};
 
 use super::{listen, machine, moved_next};
 
@@ -33,30 +29,16 @@ fn then_a_guest_arrives(peer: impl FnOnce(&Remote)) -> String {
     let blocks = layout(&[(2 * MIB, SMALL)]);
     let machine = machine(&blocks, &blocks);
     let notices = Arc::new(Notices::default());
-    let control = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::<Notices>::clone(&notices),
-        journal: Arc::new(Unrecorded),
-    };
+    let control = receive_control(&notices);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let mut guest = TestDestination::new(&machine, 1000);
-            receive(
-                &mut guest,
-                &listener,
-                &DestinationOptions::default(),
-                &control,
-            )
+            let options = DestinationOptions::default();
+            receive(&mut guest, &listener, &options, &control)
         });
         peer(&remote);
         let mut source = TestSource::new(&machine, true, 1000);
-        let watch = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::<Notices>::clone(&notices),
-            journal: Arc::new(Unrecorded),
-        };
-        moved_next(&mut source, &remote, &watch).unwrap();
+        moved_next(&mut source, &remote, &migrate_control(&notices)).unwrap();
         receiving.join().unwrap().unwrap();
     });
     machine.check(Side::Destination);

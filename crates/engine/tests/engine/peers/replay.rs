@@ -8,11 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
-    SourceOptions, migrate, receive,
-};
-use hikkoshi_handover::{SourceStage, Unrecorded};
+use hikkoshi_engine::{DestinationOptions, Mode, SourceOptions, migrate, receive};
+use hikkoshi_handover::SourceStage;
 use hikkoshi_link::{Address, Listener, hello};
 use hikkoshi_wire::{
     CHALLENGE_LEN, Frame, HELLO_LEN, MigrationId, Role, ToDestination, encode_control,
@@ -21,7 +18,7 @@ use hikkoshi_wire::{
 use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, watchdog};
+use crate::run::{migrate_control, receive_control, watchdog};
 
 use super::{listen, machine};
 
@@ -86,12 +83,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
     let mut source = TestSource::new(&machine, true, 1000);
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let cancel = CancelFlag::new();
-    let watch = ReceiveControl {
-        cancel: cancel.clone(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
+    let watch = receive_control(&Arc::default());
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let options = DestinationOptions::default();
@@ -99,7 +91,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
         });
         let way = catch_unwind(AssertUnwindSafe(|| way(&path(&listener))));
         let address = Address::Unix(way.unwrap_or_else(|failed| {
-            cancel.cancel();
+            watch.cancel.cancel();
             resume_unwind(failed)
         }));
         prepare(&source.script, path(&listener));
@@ -107,13 +99,8 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
             mode: Mode::Hybrid,
             ..SourceOptions::default()
         };
-        let watch = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::new(Notices::default()),
-            journal: Arc::new(Unrecorded),
-        };
-        migrate(&mut source, &address.into(), &options, &watch).unwrap();
+        let control = migrate_control(&Arc::default());
+        migrate(&mut source, &address.into(), &options, &control).unwrap();
         receiving.join().unwrap().unwrap();
     });
     assert_eq!(machine.runs(), Some(Side::Destination));

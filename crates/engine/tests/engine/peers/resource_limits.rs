@@ -1,28 +1,25 @@
 //! Sources that send invalid data, too much or too little, to a real destination: it reports the
 //! error, its memory is bounded, and no guest runs at the destination that must not.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, receive};
+use hikkoshi_engine::DestinationOptions;
 use hikkoshi_handover::Outcome;
-use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::LinkWriter;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
-use hikkoshi_wire::{Frame, HEADER_LEN, Limits, PageRanges, ToDestination, ToSource};
+use hikkoshi_wire::{Frame, HEADER_LEN, PageRanges, ToDestination, ToSource};
 
 use crate::guests::TestDestination;
 use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, watchdog};
 
-use super::sources::{Source, refused};
-use super::{listen, machine};
+use super::machine;
+use super::sources::{Source, receive_from, refused};
 
 /// How much more memory one migration may use than before: each link has a buffer for the largest
 /// frame, and a few messages of the largest kind may be queued.
@@ -152,37 +149,18 @@ const TOO_SLOW: &str = "the peer does not answer: it hangs, or the connection is
 
 /// Runs a scripted source against a destination with the timeout `peer_timeout`; the migration must
 /// fail, and the guest stays at the source.
-fn waiting(
-    may_postcopy: bool,
-    peer_timeout: Duration,
-    script: impl FnOnce(&mut Source) + Send,
-) -> (Outcome, String) {
-    let _watchdog = watchdog();
+fn waiting(peer_timeout: Duration, script: impl FnOnce(&mut Source) + Send) -> (Outcome, String) {
     let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);
     let machine = machine(&layout, &layout);
     let mut guest = TestDestination::new(&machine, 1000);
     guest.checks = false;
-    let description = guest.description.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let listener = listen(&folder);
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
+    let options = DestinationOptions {
+        peer_timeout,
+        ..DestinationOptions::default()
     };
-    let limits = Limits::from(&layout);
-    let result = thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut source =
-                Source::connect(listener.address(), limits, &description, may_postcopy);
-            script(&mut source);
-            source.last_message();
-        });
-        let options = DestinationOptions {
-            peer_timeout,
-            ..DestinationOptions::default()
-        };
-        receive(&mut guest, &listener, &options, &watch)
+    let result = receive_from(&mut guest, true, &options, |source, _, _| {
+        script(source);
+        source.last_message();
     });
     let error = result.unwrap_err();
     assert_eq!(guest.script.count("resume"), 0);
@@ -194,7 +172,7 @@ fn waiting(
 /// The largest frame, one byte at a time: it uses the memory of one frame, and times out.
 #[test]
 fn one_byte_at_a_time() {
-    let (outcome, text) = waiting(true, DEFAULT_PEER_TIMEOUT, |source| {
+    let (outcome, text) = waiting(DEFAULT_PEER_TIMEOUT, |source| {
         let before = allocated_bytes();
         let range = PageRange::from_len(Page::new(0), 256);
         let mut header = Frame::Pages { range }.encode().to_vec();
@@ -221,7 +199,7 @@ fn requests_are_never_answered() {
     let mut peer_timeout = DEFAULT_PEER_TIMEOUT;
     loop {
         let asked = AtomicBool::new(false);
-        let (outcome, text) = waiting(true, peer_timeout, |source| {
+        let (outcome, text) = waiting(peer_timeout, |source| {
             source.discard(0, 512);
             source.switch(512, true);
             let (requests, _) = source.urgent.as_mut().unwrap();
@@ -245,87 +223,73 @@ fn requests_are_never_answered() {
 /// copy, and each page is counted once.
 #[test]
 fn pages_sent_twice() {
-    let _watchdog = watchdog();
     let layout = layout(&[(2 * MIB, SMALL)]);
     let machine = machine(&layout, &layout);
     machine.stop(Side::Source, Duration::from_secs(20));
     let mut guest = TestDestination::new(&machine, 1000);
     guest.checks = false;
-    let description = guest.description.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let listener = listen(&folder);
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
-    let limits = Limits::from(&layout);
     let (switched, go): (SyncSender<()>, _) = sync_channel(1);
     guest.script.at("load_device_state", move || {
         let _ = switched.send(());
         Ok(())
     });
-    let account = thread::scope(|scope| {
-        scope.spawn(|| {
-            let go = go;
-            let mut source = Source::connect(listener.address(), limits, &description, true);
-            source.discard(0, 512);
-            source.switch(512, true);
-            go.recv().unwrap();
-            let before = allocated_bytes();
-            let all = PageRange::from_len(Page::new(0), 512);
-            let send = |writer: &mut LinkWriter, range: PageRange, round: u8| {
-                let content: Vec<u8> = match round {
-                    0 => range
-                        .iter()
-                        .flat_map(|page| machine.expected(page.index()))
-                        .collect(),
-                    _ => vec![round; range.len() as usize * PAGE_SIZE],
-                };
-                writer.pages(range, &content).unwrap();
+    let options = DestinationOptions::default();
+    let account = receive_from(&mut guest, true, &options, |source, _, _| {
+        let go = go;
+        source.discard(0, 512);
+        source.switch(512, true);
+        go.recv().unwrap();
+        let before = allocated_bytes();
+        let all = PageRange::from_len(Page::new(0), 512);
+        let send = |writer: &mut LinkWriter, range: PageRange, round: u8| {
+            let content: Vec<u8> = match round {
+                0 => range
+                    .iter()
+                    .flat_map(|page| machine.expected(page.index()))
+                    .collect(),
+                _ => vec![round; range.len() as usize * PAGE_SIZE],
             };
-            // All but the last page, alternately on both links.
-            let most = PageRange::from_len(Page::new(0), 511);
-            for round in 0..4 {
-                for (nth, range) in most.chunks(7).enumerate() {
-                    let urgent = source.urgent.as_mut().unwrap();
-                    let background = &mut source.background.1;
-                    if round == 0 {
-                        send(background, range, 0);
-                        // Installed before it is sent again.
-                        while source.background.0.frame().unwrap()
-                            != (Frame::Ack {
-                                bytes: background.sent(),
-                            })
-                        {}
-                    } else if nth % 2 == 0 {
-                        send(&mut urgent.1, range, round);
-                    } else {
-                        send(background, range, round);
-                    }
+            writer.pages(range, &content).unwrap();
+        };
+        // All but the last page, alternately on both links.
+        let most = PageRange::from_len(Page::new(0), 511);
+        for round in 0..4 {
+            for (nth, range) in most.chunks(7).enumerate() {
+                let urgent = source.urgent.as_mut().unwrap();
+                let background = &mut source.background.1;
+                if round == 0 {
+                    send(background, range, 0);
+                    // Installed before it is sent again.
+                    while source.background.0.frame().unwrap()
+                        != (Frame::Ack {
+                            bytes: background.sent(),
+                        })
+                    {}
+                } else if nth % 2 == 0 {
+                    send(&mut urgent.1, range, round);
+                } else {
+                    send(background, range, round);
                 }
             }
-            // Zeros for every page: only missing pages are filled with them, and the last page has
-            // other content at the source.
-            let last = PageRange::one(Page::new(511));
-            send(&mut source.background.1, last, 0);
-            source
-                .background
-                .1
-                .frame(Frame::Zeros { range: all })
-                .unwrap();
-            bounded(before, "pages");
-            let ready: ToSource = source.control.0.control().unwrap();
-            assert_eq!(ready, ToSource::Ready);
-            source.send(&ToDestination::Commit);
-            let mut messages = Vec::new();
-            while !matches!(messages.last(), Some(ToSource::Complete { .. })) {
-                messages.push(source.control.0.control().unwrap());
-            }
-            source.send(&ToDestination::Goodbye);
-        });
-        let options = DestinationOptions::default();
-        receive(&mut guest, &listener, &options, &watch)
+        }
+        // Zeros for every page: only missing pages are filled with them, and the last page has
+        // other content at the source.
+        let last = PageRange::one(Page::new(511));
+        send(&mut source.background.1, last, 0);
+        source
+            .background
+            .1
+            .frame(Frame::Zeros { range: all })
+            .unwrap();
+        bounded(before, "pages");
+        let ready: ToSource = source.control.0.control().unwrap();
+        assert_eq!(ready, ToSource::Ready);
+        source.send(&ToDestination::Commit);
+        let mut messages = Vec::new();
+        while !matches!(messages.last(), Some(ToSource::Complete { .. })) {
+            messages.push(source.control.0.control().unwrap());
+        }
+        source.send(&ToDestination::Goodbye);
     });
     account.unwrap();
     machine.check(Side::Destination);

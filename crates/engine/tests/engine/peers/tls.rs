@@ -6,32 +6,22 @@ use std::sync::Arc;
 use std::thread;
 
 use error_reporter::Report;
-use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceControl, SourceOptions,
-    migrate, receive,
-};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, SourceOptions, migrate, receive};
 use hikkoshi_handover::Outcome;
-use hikkoshi_handover::Unrecorded;
-use hikkoshi_link::tls::{TlsClient, TlsServer};
+use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, Listener, Remote, Stream, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
 use crate::guests::{TestDestination, TestSource};
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, open, watchdog};
+use crate::run::{Notices, migrate_control, open, receive_control, watchdog};
+use crate::tls::invited;
 
 use super::{machine, moved_next};
 
 /// A record of the largest length that its header can hold: TLS allows a quarter of it.
 const OVERSIZED: [u8; 5] = [23, 3, 3, 0xff, 0xff];
-
-/// A destination that issues an invitation, and a client that was invited.
-pub(super) fn invited() -> (TlsClient, TlsServer) {
-    let server = TlsServer::inviting().unwrap();
-    let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
-    (TlsClient::invited(&invitation).unwrap(), server)
-}
 
 /// The first TLS record that a source sends.
 pub(super) fn greeting(client: &TlsClient) -> Vec<u8> {
@@ -90,11 +80,7 @@ fn peers_that_violate_tls_at_a_destination() {
     };
     let listener = listener.with_tls(server);
     let notices = Arc::new(Notices::default());
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::<Notices>::clone(&notices),
-        journal: Arc::new(Unrecorded),
-    };
+    let watch = receive_control(&notices);
     let send = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(remote.address.to_string()).unwrap();
         stream.write_all(bytes).unwrap();
@@ -131,13 +117,7 @@ fn peers_that_violate_tls_at_a_destination() {
         let answer = first_half.join().unwrap();
         assert!(answer.starts_with(&[22, 3]), "{answer:?}");
         assert!(!half_of_that.join().unwrap().starts_with(&[22]));
-        let watch = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::<Notices>::clone(&notices),
-            journal: Arc::new(Unrecorded),
-        };
-        moved_next(&mut source, &remote, &watch).unwrap();
+        moved_next(&mut source, &remote, &migrate_control(&notices)).unwrap();
         receiving.join().unwrap().unwrap();
     });
     machine.check(Side::Destination);
@@ -167,12 +147,7 @@ fn a_destination_that_violates_tls() {
         };
         let error = thread::scope(|scope| {
             scope.spawn(|| script(listener.accept().unwrap().0));
-            let watch = MigrateControl {
-                cancel: CancelFlag::new(),
-                control: SourceControl::new(),
-                observer: Arc::new(Notices::default()),
-                journal: Arc::new(Unrecorded),
-            };
+            let watch = migrate_control(&Arc::default());
             migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap_err()
         });
         assert_eq!(error.outcome, Outcome::AtSource);

@@ -17,7 +17,9 @@ use crate::heap::allocated_bytes;
 use crate::machine::Side;
 use crate::memory::SMALL;
 
-use super::destinations::{Destination, Ends, Migrated, apply, migrated_with, read_until};
+use super::destinations::{
+    Destination, Ends, Migrated, apply, migrated_with, read_until, until_switch,
+};
 
 /// How much more memory one migration may use than before.
 const MAX_BYTES: usize = 16 << 20;
@@ -230,10 +232,7 @@ fn endless_requests() {
     // The guest is paused until this test has checked enough.
     let options = with_default_timeouts(Mode::Postcopy);
     let migrated = migrated_with(&options, &cancel, move |destination| {
-        let (mut control, _background, (_answers, mut requests)) = destination.accept();
-        read_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
-        read_until(&mut control, "Switch");
+        let (_control, _background, (_answers, mut requests)) = until_switch(destination);
         let before = allocated_bytes();
         let total = Arc::clone(&counted);
         thread::spawn(move || {

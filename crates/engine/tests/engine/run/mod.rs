@@ -14,7 +14,7 @@ use hikkoshi_engine::{
     CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
     SourceOptions, migrate, receive,
 };
-use hikkoshi_handover::{DestinationRecord, SourceRecord, SourceStage};
+use hikkoshi_handover::{DestinationRecord, SourceRecord, SourceStage, Unrecorded};
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{HandshakeError, Listener, Remote, Stream};
 use hikkoshi_pages::RamLayout;
@@ -74,6 +74,8 @@ pub(crate) struct Setup {
     pub proxy: Option<Arc<TamperingProxy>>,
     /// The state of the source, and of the destination.
     pub live: [LiveState; 2],
+    /// The destination is cancelled when the source has ended: it may never have been reached.
+    pub stops: bool,
     folder: TempDir,
 }
 
@@ -154,8 +156,15 @@ impl Setup {
             tls: None,
             proxy: None,
             live: Default::default(),
+            stops: false,
             folder: tempfile::tempdir().unwrap(),
         }
+    }
+
+    /// Both sides connect again for this long after links were lost.
+    pub(crate) fn retry_for(&mut self, time: Duration) {
+        self.options.retry_for = time.into();
+        self.receive_options.retry_for = time.into();
     }
 
     /// Puts a relay between the two sides.
@@ -166,12 +175,6 @@ impl Setup {
     /// Runs both sides until they end. A destination that keeps waiting for another source is
     /// cancelled.
     pub(crate) fn run(self) -> Done {
-        let (ended, _) = mpsc::sync_channel(0);
-        self.run_until(ended)
-    }
-
-    /// Runs both sides until they end; `ended` is dropped once the source has ended.
-    pub(crate) fn run_until(self, ended: mpsc::SyncSender<()>) -> Done {
         let _watchdog = watchdog();
         let Self {
             machine,
@@ -188,6 +191,7 @@ impl Setup {
             tls,
             proxy,
             live,
+            stops,
             folder,
         } = self;
         let address = format!("unix:{}", folder.path().join("listen").display());
@@ -237,13 +241,13 @@ impl Setup {
                 journal: Arc::<Records<_>>::clone(&source_journal),
             };
             let migrated = migrate(&mut source, &remote, &options, &watch);
-            drop(ended);
-            if let Err(error) = &migrated {
+            let is_waiting = migrated.as_ref().is_err_and(|error| {
                 let cause = Report::new(&error.cause).to_string();
                 // Or the source has not connected to it.
-                if cause.contains("refuses") || cause.contains("limiting the bandwidth") {
-                    destination_cancel.cancel();
-                }
+                cause.contains("refuses") || cause.contains("limiting the bandwidth")
+            });
+            if stops || is_waiting {
+                destination_cancel.cancel();
             }
             (migrated, receiving.join().unwrap())
         });
@@ -265,6 +269,25 @@ impl Setup {
             device_bytes: source.device_bytes,
             machine,
         }
+    }
+}
+
+/// The control of a source that keeps no record, and is never changed.
+pub(crate) fn migrate_control(observer: &Arc<Notices>) -> MigrateControl {
+    MigrateControl {
+        cancel: CancelFlag::new(),
+        control: SourceControl::new(),
+        observer: Arc::<Notices>::clone(observer),
+        journal: Arc::new(Unrecorded),
+    }
+}
+
+/// The control of a destination that keeps no record.
+pub(crate) fn receive_control(observer: &Arc<Notices>) -> ReceiveControl {
+    ReceiveControl {
+        cancel: CancelFlag::new(),
+        observer: Arc::<Notices>::clone(observer),
+        journal: Arc::new(Unrecorded),
     }
 }
 

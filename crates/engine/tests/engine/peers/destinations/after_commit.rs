@@ -12,8 +12,8 @@ use crate::machine::Side;
 use crate::memory::SMALL;
 
 use super::{
-    apply, complete, migrated, migrated_with, read_owed_pages, read_until, receive_urgent,
-    until_it_runs,
+    apply, complete, discarded, migrated, migrated_with, read_owed_pages, read_until,
+    receive_urgent, until_it_runs,
 };
 
 /// The guest's process at the destination has ended: if the guest has run there, the source does
@@ -158,8 +158,7 @@ fn a_destination_that_sends_endlessly() {
     let (result, _, calls) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
         let (mut control, background, mut urgent) = destination.accept();
         apply(background);
-        read_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
+        discarded(&mut control);
         let owed = read_owed_pages(&mut control);
         // Everything is requested before *Commit*, and nothing is pushed.
         let range = PageRange::from_len(Page::new(0), 2048);

@@ -13,7 +13,7 @@ use crate::guests::Script;
 use crate::machine::Side;
 use crate::memory::SMALL;
 
-use super::{Destination, migrated, migrated_from, read_until, rejected};
+use super::{Destination, discarded, migrated, migrated_from, rejected, until_switch};
 
 #[test]
 fn answers_out_of_order() {
@@ -35,10 +35,7 @@ fn answers_out_of_order() {
     let resumed = "waiting for the destination to get ready: the peer broke the protocol: \
                    unexpected message GuestResumed";
     rejected(Mode::Postcopy, resumed, |destination| {
-        let (mut control, _background, _urgent) = destination.accept();
-        read_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
-        read_until(&mut control, "Switch");
+        let (mut control, _background, _urgent) = until_switch(destination);
         control.1.control(&ToSource::GuestResumed).unwrap();
     });
     rejected(Mode::Hybrid, "the destination failed: no", |destination| {
@@ -87,10 +84,7 @@ fn invalid_messages_on_the_urgent_link() {
         ),
     ] {
         rejected(Mode::Postcopy, expected, move |destination| {
-            let (mut control, _background, mut urgent) = destination.accept();
-            read_until(&mut control, "DiscardEnd");
-            control.1.control(&ToSource::Discarded).unwrap();
-            read_until(&mut control, "Switch");
+            let (_control, _background, mut urgent) = until_switch(destination);
             urgent.1.frame(frame).unwrap();
         });
     }
@@ -139,8 +133,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     };
     let accepts = |destination: &mut Destination<'_>| {
         let (mut control, _background, _urgent) = destination.accept();
-        read_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
+        discarded(&mut control);
     };
     let (result, machine, calls) = migrated_from(&options, &cancel, while_it_saves, accepts);
     let error = result.unwrap_err();

@@ -10,9 +10,9 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceControl, SourceOptions, migrate,
+    Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceOptions, migrate,
 };
-use hikkoshi_handover::{Outcome, Unrecorded};
+use hikkoshi_handover::Outcome;
 use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_wire::{Frame, Limits, RequestSummary, Role, ToDestination, ToSource};
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_now};
@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_now};
 use crate::guests::{Script, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, watchdog};
+use crate::run::{migrate_control, watchdog};
 
 use super::{listen, machine};
 
@@ -215,9 +215,7 @@ fn migrated_from(
         });
         let watch = MigrateControl {
             cancel: cancel.clone(),
-            control: SourceControl::new(),
-            observer: Arc::new(Notices::default()),
-            journal: Arc::new(Unrecorded),
+            ..migrate_control(&Arc::default())
         };
         let remote = listener.address().clone().into();
         let result = migrate(&mut source, &remote, options, &watch);
@@ -254,12 +252,23 @@ fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>
     machine.check(Side::Source);
 }
 
+/// Exchanges the messages up to *Switch*; returns the links.
+pub(super) fn until_switch(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
+    let (mut control, background, urgent) = destination.accept();
+    discarded(&mut control);
+    read_until(&mut control, "Switch");
+    (control, background, urgent)
+}
+
+/// Reports that all stale pages are dropped, when the source has listed them.
+fn discarded(control: &mut Ends) {
+    read_until(control, "DiscardEnd");
+    control.1.control(&ToSource::Discarded).unwrap();
+}
+
 /// Exchanges the messages up to *GuestResumed*; returns the links.
 fn until_it_runs(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
-    let (mut control, background, urgent) = destination.accept();
-    read_until(&mut control, "DiscardEnd");
-    control.1.control(&ToSource::Discarded).unwrap();
-    read_until(&mut control, "Switch");
+    let (mut control, background, urgent) = until_switch(destination);
     control.1.control(&ToSource::Ready).unwrap();
     read_until(&mut control, "Commit");
     (control, background, urgent)

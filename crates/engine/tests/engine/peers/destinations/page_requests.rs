@@ -9,7 +9,9 @@ use hikkoshi_wire::{Frame, ToSource};
 
 use crate::machine::Side;
 
-use super::{apply, complete, migrated, read_owed_pages, read_until, receive_urgent};
+use super::{
+    apply, complete, discarded, migrated, read_owed_pages, read_until, receive_urgent, until_switch,
+};
 
 #[test]
 fn requests_for_pages_not_owed_get_no_answer() {
@@ -19,10 +21,7 @@ fn requests_for_pages_not_owed_get_no_answer() {
     let cancel = CancelFlag::new();
     let enough = cancel.clone();
     let (result, machine, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
-        let (mut control, _background, mut urgent) = destination.accept();
-        read_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
-        read_until(&mut control, "Switch");
+        let (_control, _background, mut urgent) = until_switch(destination);
         for (from, len) in [(0, 64), (64, 128), (0, 256), (64, 1)] {
             let range = PageRange::from_len(Page::new(from), len);
             urgent.1.frame(Frame::Request { range }).unwrap();
@@ -61,10 +60,7 @@ fn large_requests_are_interleaved() {
         let cancel = CancelFlag::new();
         let enough = cancel.clone();
         let (result, _, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
-            let (mut control, _background, mut urgent) = destination.accept();
-            read_until(&mut control, "DiscardEnd");
-            control.1.control(&ToSource::Discarded).unwrap();
-            read_until(&mut control, "Switch");
+            let (_control, _background, mut urgent) = until_switch(destination);
             // Page 100 is owed, and in none of the large requests. All of them are sent at once.
             let wanted = PageRange::one(Page::new(100));
             let large = |nth| PageRange::from_len(Page::new(128 + nth * pages), pages);
@@ -103,8 +99,7 @@ fn requests_for_pages_already_sent_are_counted() {
     let (result, _, _) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
         let (mut control, background, mut urgent) = destination.accept();
         apply(background);
-        read_until(&mut control, "DiscardEnd");
-        control.1.control(&ToSource::Discarded).unwrap();
+        discarded(&mut control);
         let owed = read_owed_pages(&mut control);
         let mut ask = |from, len, answer| {
             let range = PageRange::from_len(Page::new(from), len);

@@ -6,26 +6,22 @@ mod links;
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Account, CancelFlag, DestinationOptions, ReceiveControl, receive};
-use hikkoshi_handover::Unrecorded;
+use hikkoshi_engine::{Account, DestinationOptions};
 use hikkoshi_pages::{PageRange, RamLayout};
-use hikkoshi_wire::{FaultMeasures, Frame, Limits, ToDestination, ToSource};
+use hikkoshi_wire::{FaultMeasures, Frame, ToDestination, ToSource};
 
 use crate::guests::TestDestination;
 use crate::machine::{Machine, Random, Side};
 use crate::memory::{SMALL, layout};
-use crate::run::{Notices, watchdog};
 
-use super::listen;
-use super::sources::Source;
+use super::sources::{Source, receive_from};
 
 /// What a scripted source works with.
 struct PostcopySource<'a> {
     machine: &'a Machine,
-    source: Source,
+    source: &'a mut Source,
     /// Signalled when loading of the device state begins: faults are answered from then on.
     loading: Receiver<()>,
     /// Lets the loading continue: it touches each of these pages from four threads.
@@ -59,7 +55,7 @@ impl PostcopySource<'_> {
 
     /// Waits until everything sent on the background link has been applied.
     fn applied(&mut self) {
-        applied(&mut self.source);
+        applied(self.source);
     }
 
     fn request(&mut self) -> PageRange {
@@ -121,7 +117,7 @@ fn receive_postcopy(
     prepare: impl FnOnce(&mut TestDestination, &Arc<Machine>),
     script: impl FnOnce(&mut PostcopySource<'_>) + Send,
 ) -> Account {
-    let pages = Limits::from(destination).pages;
+    let pages = destination.pages();
     let begin = move |_: &Machine, source: &mut Source| source.discard(0, pages);
     receive_postcopy_after(begin, destination, options, prepare, script)
 }
@@ -134,7 +130,6 @@ fn receive_postcopy_after(
     prepare: impl FnOnce(&mut TestDestination, &Arc<Machine>),
     script: impl FnOnce(&mut PostcopySource<'_>) + Send,
 ) -> Account {
-    let _watchdog = watchdog();
     let blocks = destination.blocks();
     let small = layout(&blocks.map(|(b, _)| (b.bytes, SMALL)).collect::<Vec<_>>());
     let machine = super::machine(&small, destination);
@@ -151,28 +146,16 @@ fn receive_postcopy_after(
         Ok(())
     });
     prepare(&mut guest, &machine);
-    let description = guest.description.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let listener = listen(&folder);
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
-    let limits = Limits::from(destination);
-    let account = thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut source = Source::connect(listener.address(), limits, &description, true);
-            begin(&machine, &mut source);
-            source.switch(limits.pages, true);
-            script(&mut PostcopySource {
-                machine: &machine,
-                source,
-                loading: begins,
-                go_on,
-            });
+    let pages = destination.pages();
+    let account = receive_from(&mut guest, true, &options, |source, _, _| {
+        begin(&machine, source);
+        source.switch(pages, true);
+        script(&mut PostcopySource {
+            machine: &machine,
+            source,
+            loading: begins,
+            go_on,
         });
-        receive(&mut guest, &listener, &options, &watch)
     });
     let account = account.unwrap();
     machine.check(Side::Destination);

@@ -1,13 +1,12 @@
 //! Sources that send endlessly, do not read, or cancel: no thread of the destination is blocked.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, receive};
-use hikkoshi_handover::{Outcome, Unrecorded};
+use hikkoshi_engine::DestinationOptions;
+use hikkoshi_handover::Outcome;
 use hikkoshi_link::Address;
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, Limits, MAX_DEVICE_CHUNK, ToDestination, ToSource};
@@ -15,10 +14,9 @@ use hikkoshi_wire::{Frame, Limits, MAX_DEVICE_CHUNK, ToDestination, ToSource};
 use crate::guests::TestDestination;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
-use crate::peers::{listen, machine};
-use crate::run::{Notices, watchdog};
+use crate::peers::machine;
 
-use super::{Source, received, received_into, refused};
+use super::{Source, receive_from, received, received_into, refused};
 
 /// A page that came too early waits for the switch, and so does a thread of the guest's process.
 #[test]
@@ -86,47 +84,23 @@ fn a_source_that_sends_endlessly() {
 /// A source that sends requests and never reads the answers cannot block the destination.
 #[test]
 fn a_destination_blocked_by_its_source_can_be_cancelled() {
-    let _watchdog = watchdog();
     let layout = layout(&[(MIB, SMALL)]);
     let machine = machine(&layout, &layout);
     let mut guest = TestDestination::new(&machine, 1000);
-    let description = guest.description.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let listener = listen(&folder);
-    let cancel = CancelFlag::new();
-    let watch = ReceiveControl {
-        cancel: cancel.clone(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
-    let result = thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut source = Source::connect(
-                listener.address(),
-                Limits::from(&layout),
-                &description,
-                true,
-            );
+    let options = DestinationOptions::default();
+    let result = receive_from(&mut guest, true, &options, |source, _, cancel| {
+        thread::scope(|scope| {
             // Each requires an answer, and none is read; they are more than any socket buffers.
             // This blocks once the destination does.
-            let (done, finished) = sync_channel::<()>(0);
-            scope.spawn(move || {
+            scope.spawn(|| {
                 for _ in 0..100_000 {
                     source.send(&ToDestination::DiscardEnd);
                 }
-                let _ = finished.recv();
             });
             // If this is too short, the test checks less, but does not fail.
             thread::sleep(Duration::from_millis(500));
             cancel.cancel();
-            drop(done);
         });
-        receive(
-            &mut guest,
-            &listener,
-            &DestinationOptions::default(),
-            &watch,
-        )
     });
     assert_eq!(Report::new(&result.unwrap_err()).to_string(), "cancelled");
     assert_eq!(guest.script.count("release"), 1);

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, receive};
-use hikkoshi_handover::Unrecorded;
+use hikkoshi_engine::{CancelFlag, DestinationOptions, receive};
 use hikkoshi_link::{hello, split};
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, Limits, MAX_LINKS, MigrationId, Role, ToDestination, ToSource};
@@ -14,7 +13,7 @@ use crate::guests::TestDestination;
 use crate::machine::Side;
 use crate::memory::{MIB, SMALL, layout};
 use crate::peers::{listen, machine};
-use crate::run::{Notices, open, watchdog};
+use crate::run::{open, receive_control, watchdog};
 
 use super::{ID, offer, received};
 
@@ -29,11 +28,7 @@ fn the_number_of_background_links_is_limited() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
+    let watch = receive_control(&Arc::default());
     let limits = Limits::from(&layout);
     let offer = |links| {
         let mut offer = offer(&description, false);

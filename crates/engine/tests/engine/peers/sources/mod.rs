@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::thread;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, ReceiveError, receive};
-use hikkoshi_handover::{Outcome, Unrecorded};
+use hikkoshi_engine::{
+    Account, CancelFlag, DestinationGuest, DestinationOptions, ReceiveError, receive,
+};
+use hikkoshi_handover::Outcome;
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Stream, hello, split};
 use hikkoshi_pages::{MAX_GUEST_RANGES, Page, PageRange, RamLayout};
 use hikkoshi_wire::{
@@ -20,7 +22,7 @@ use hikkoshi_wire::{
 use crate::guests::{TestDestination, device_state};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, SMALL, layout};
-use crate::run::{Notices, open, watchdog};
+use crate::run::{open, receive_control, watchdog};
 
 use super::{listen, machine};
 
@@ -160,43 +162,47 @@ fn received_into(
     may_postcopy: bool,
     script: impl FnOnce(&mut Source, &Address) + Send,
 ) -> (Outcome, String, TestDestination) {
-    let _watchdog = watchdog();
-    let destination = machine.memory(Side::Destination).layout();
     let mut guest = TestDestination::new(machine, 1000);
     // No scripted source sends the content that a guest would check.
     guest.checks = false;
-    let description = guest.description.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let listener = listen(&folder);
-    let watch = ReceiveControl {
-        cancel: CancelFlag::new(),
-        observer: Arc::new(Notices::default()),
-        journal: Arc::new(Unrecorded),
-    };
-    let limits = Limits::from(destination);
-    let result = thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut source =
-                Source::connect(listener.address(), limits, &description, may_postcopy);
-            script(&mut source, listener.address());
-            let last = source.last_message();
-            assert!(
-                matches!(last, Some(ToSource::Failed { .. })),
-                "the source gets no reason: {last:?}"
-            );
-        });
-        receive(
-            &mut guest,
-            &listener,
-            &DestinationOptions::default(),
-            &watch,
-        )
+    let options = DestinationOptions::default();
+    let result = receive_from(&mut guest, may_postcopy, &options, |source, address, _| {
+        script(source, address);
+        let last = source.last_message();
+        assert!(
+            matches!(last, Some(ToSource::Failed { .. })),
+            "the source gets no reason: {last:?}"
+        );
     });
     let ReceiveError { cause, outcome } = result.unwrap_err();
     assert_eq!(guest.script.count("resume"), 0);
     assert_eq!(machine.runs(), Some(Side::Source));
     machine.undamaged();
     (outcome, Report::new(&cause).to_string(), guest)
+}
+
+/// Runs a scripted source against the destination `guest`. The source is told where that listens,
+/// and what cancels it.
+pub(super) fn receive_from(
+    guest: &mut TestDestination,
+    may_postcopy: bool,
+    options: &DestinationOptions,
+    script: impl FnOnce(&mut Source, &Address, &CancelFlag) + Send,
+) -> Result<Account, ReceiveError> {
+    let _watchdog = watchdog();
+    let description = guest.description.clone();
+    let limits = Limits::from(guest.ram().layout());
+    let folder = tempfile::tempdir().unwrap();
+    let listener = listen(&folder);
+    let watch = receive_control(&Arc::default());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let address = listener.address();
+            let mut source = Source::connect(address, limits, &description, may_postcopy);
+            script(&mut source, address, &watch.cancel);
+        });
+        receive(guest, &listener, options, &watch)
+    })
 }
 
 /// A session with an error that must be found before the guest is loaded.
