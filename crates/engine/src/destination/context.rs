@@ -2,12 +2,12 @@
 //! counted and measured.
 
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::installer::{Installer, ReceiverLatencies};
+use crate::destination::postcopy::installer::Installer;
 use crate::destination::receive_control::ReceiveControl;
-use crate::report::{Counters, Live, MemoryMap, RequestLatencies, SwitchoverSteps, Tracker};
+use crate::report::{Counters, Live, MemoryMap, SwitchoverSteps, Tracker};
 use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::RamWriter;
 
@@ -34,8 +34,6 @@ pub(crate) struct ReceiveContext {
     pub(crate) map: Arc<MemoryMap>,
     /// The steps of the switchover so far.
     pub(crate) steps: Arc<SwitchoverSteps>,
-    /// One for each receiver.
-    receivers: Mutex<Vec<Arc<ReceiverLatencies>>>,
 }
 
 impl ReceiveContext {
@@ -49,7 +47,6 @@ impl ReceiveContext {
             map: Arc::clone(&live.map),
             steps: Arc::clone(&live.steps),
             live,
-            receivers: Mutex::default(),
         })
     }
 
@@ -58,25 +55,5 @@ impl ReceiveContext {
         let installer = self.installer.get()?;
         installer.wait_until_missing_pages_are_known();
         Some(installer)
-    }
-
-    /// All receivers' records, merged.
-    pub(crate) fn latencies(&self) -> RequestLatencies {
-        let mut all = RequestLatencies::default();
-        if let Ok(receivers) = self.receivers.lock() {
-            for receiver in receivers.iter() {
-                receiver.merge_into(&mut all);
-            }
-        }
-        all
-    }
-
-    /// A record for one more receiver.
-    pub(crate) fn add_latencies(&self) -> Arc<ReceiverLatencies> {
-        let latencies = Arc::new(ReceiverLatencies::new(&self.live.latencies));
-        if let Ok(mut receivers) = self.receivers.lock() {
-            receivers.push(Arc::clone(&latencies));
-        }
-        latencies
     }
 }

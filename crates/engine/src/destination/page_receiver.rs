@@ -11,7 +11,7 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::installer::{Installer, ReceiverLatencies};
+use crate::destination::postcopy::installer::Installer;
 use crate::destination::session::{DestinationSessionEvent, Ends};
 use crate::panic_notifier::PanicNotifier;
 use crate::report::{Cell, Counters};
@@ -92,7 +92,6 @@ struct PageReceiver {
     acks: Option<LinkWriter>,
     acked: u64,
     buffer: Vec<u8>,
-    latencies: Arc<ReceiverLatencies>,
     events: SyncSender<DestinationSessionEvent>,
 }
 
@@ -106,7 +105,6 @@ impl PageReceiver {
     ) -> Self {
         Self {
             kind,
-            latencies: context.add_latencies(),
             context,
             reader,
             acks,
@@ -181,7 +179,7 @@ impl PageReceiver {
                 match installer {
                     Some(installer) => {
                         let received = installer.requests.now();
-                        Ok(installer.install(range, content, received, &self.latencies)?)
+                        Ok(installer.install(range, content, received)?)
                     }
                     None => {
                         memory()?.write(range, content)?;
@@ -192,7 +190,7 @@ impl PageReceiver {
             Frame::Zeros { range } => match installer {
                 Some(installer) => {
                     let received = installer.requests.now();
-                    Ok(installer.install_zeros(range, received, &self.latencies)?)
+                    Ok(installer.install_zeros(range, received)?)
                 }
                 None => {
                     memory()?.zero(range)?;

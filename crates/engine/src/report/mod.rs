@@ -22,7 +22,7 @@ pub use hikkoshi_account::{
 pub(crate) use account::{guest_state, millis, total_ms, whole_millis};
 pub use counters::Counters;
 pub use latency::Latency;
-pub use live::{Cell, CellCounts, LatencyCounters, Live, MAX_CELLS, MemoryMap, Snapshot};
+pub use live::{Cell, CellCounts, Live, MAX_CELLS, MemoryMap, Snapshot};
 pub(crate) use live::{LiveStart, MissingAndRequested, MissingRanges};
 pub use observer::{Observer, Silent};
 pub(crate) use on_wire::{add_measures, latency_received, latency_sent, measures};

@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_source_hears_what_was_measured() {
-        let mut latencies = RequestLatencies::default();
+        let latencies = RequestLatencies::default();
         latencies.record(&RequestTimeline {
             fault_read: 0,
             request_sent: 1_000,

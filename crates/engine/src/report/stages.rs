@@ -1,7 +1,5 @@
 //! The stages of a page request's time.
 
-use std::time::Duration;
-
 use hikkoshi_account::{LatencySummary, Stages};
 
 use crate::report::Latency;
@@ -20,7 +18,7 @@ pub struct RequestTimeline {
 }
 
 /// Latencies of page requests: in total, and of each stage.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct RequestLatencies {
     total: Latency,
     fault_to_request: Latency,
@@ -30,8 +28,8 @@ pub struct RequestLatencies {
 
 impl RequestLatencies {
     /// Adds one request. Allocates nothing.
-    pub fn record(&mut self, moments: &RequestTimeline) {
-        let between = |from: u64, to: u64| Duration::from_nanos(to.saturating_sub(from));
+    pub fn record(&self, moments: &RequestTimeline) {
+        let between = |from: u64, to: u64| to.saturating_sub(from);
         let RequestTimeline {
             fault_read,
             request_sent,
@@ -45,14 +43,6 @@ impl RequestLatencies {
             .record(between(request_sent, page_received));
         self.page_to_installed
             .record(between(page_received, installed));
-    }
-
-    /// Adds another thread's requests.
-    pub fn merge(&mut self, other: &Self) {
-        self.total.merge(&other.total);
-        self.fault_to_request.merge(&other.fault_to_request);
-        self.request_to_page.merge(&other.request_to_page);
-        self.page_to_installed.merge(&other.page_to_installed);
     }
 
     /// From reading the fault to the installed page.
@@ -76,7 +66,7 @@ mod tests {
 
     #[test]
     fn each_stage_gets_its_part() {
-        let mut latencies = RequestLatencies::default();
+        let latencies = RequestLatencies::default();
         latencies.record(&RequestTimeline {
             fault_read: 1_000,
             request_sent: 4_000,
@@ -90,12 +80,11 @@ mod tests {
             page_received: 8_000,
             installed: 10_000,
         });
-        let mut all = RequestLatencies::default();
-        all.merge(&latencies);
         let near = |value: f64, expected: f64| (value - expected).abs() < expected * 0.01;
-        assert_eq!(all.total().count, 2);
-        assert!(near(all.total().max, 63.0), "{:?}", all.total());
-        let stages = all.stages();
+        let total = latencies.total();
+        assert_eq!(total.count, 2);
+        assert!(near(total.max, 63.0), "{total:?}");
+        let stages = latencies.stages();
         assert!(near(stages.fault_to_request.mean, 5.5), "{stages:?}");
         assert!(near(stages.request_to_page.max, 50.0), "{stages:?}");
         assert!(near(stages.page_to_installed.p50, 2.0), "{stages:?}");

@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn stages_and_threads_are_printed() {
-        let mut latencies = RequestLatencies::default();
+        let latencies = RequestLatencies::default();
         latencies.record(&RequestTimeline {
             fault_read: 0,
             request_sent: 3_000,
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn the_histogram_is_printed_if_verbose() {
-        let mut all = RequestLatencies::default();
+        let all = RequestLatencies::default();
         for microseconds in [90, 110, 5_000] {
             all.record(&RequestTimeline {
                 fault_read: 0,

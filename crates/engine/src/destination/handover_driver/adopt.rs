@@ -20,7 +20,14 @@ impl HandoverDriver<'_> {
         let (userfault, hosts) = guest.take_userfault()?;
         let ram = Arc::clone(&self.ram);
         let background_links = self.machine.record().links;
-        let installer = Installer::new(Arc::clone(&userfault), ram, &hosts, background_links)?;
+        let latencies = Arc::clone(&self.context.live.latencies);
+        let installer = Installer::new(
+            Arc::clone(&userfault),
+            ram,
+            &hosts,
+            background_links,
+            latencies,
+        )?;
         installer.copier.memory_pressure().wait_for_memory();
         // It is registered already, unless the other engine was killed while it did that.
         installer.copier.register()?;

@@ -365,9 +365,7 @@ impl<'a> HandoverDriver<'a> {
     fn requests(&self) -> RequestStatistics {
         self.postcopy
             .as_ref()
-            .map_or_else(RequestStatistics::default, |postcopy| {
-                postcopy.requests(&self.context)
-            })
+            .map_or_else(RequestStatistics::default, ActivePostcopy::requests)
     }
 }
 

@@ -67,8 +67,14 @@ impl<'a> IncomingMigration<'a> {
         let prepared = match offer.userfault.zip(urgent) {
             None => None,
             Some(((userfault, hosts), urgent)) => Some(PreparedPostcopy {
-                installer: Installer::new(userfault, ram, &hosts, expected.background)
-                    .inspect_err(|cause| session.send_last(&last_message(cause)))?,
+                installer: Installer::new(
+                    userfault,
+                    ram,
+                    &hosts,
+                    expected.background,
+                    Arc::clone(&live.latencies),
+                )
+                .inspect_err(|cause| session.send_last(&last_message(cause)))?,
                 urgent,
                 fault_threads,
             }),

@@ -122,8 +122,8 @@ impl ActivePostcopy {
     }
 
     /// What was measured so far.
-    pub(crate) fn requests(&self, context: &ReceiveContext) -> RequestStatistics {
-        let latencies = context.latencies();
+    pub(crate) fn requests(&self) -> RequestStatistics {
+        let latencies = &self.installer.latencies;
         RequestStatistics {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_pages::{Page, PageBitmap, PageRange};
 
-use super::{Cell, LatencyCounters, MemoryMap, MissingRanges};
+use super::{Cell, MemoryMap, MissingRanges};
+use crate::report::{RequestLatencies, RequestTimeline};
 
 /// 1 TiB.
 const PAGES: u64 = 1 << 28;
@@ -55,10 +56,15 @@ fn what_counting_and_reading_cost() {
         });
         println!("counting {what}: {took:?}");
     }
-    let latencies = LatencyCounters::default();
+    let latencies = RequestLatencies::default();
     let took = median(TIMES, || {
         for ns in 0..u64::from(TIMES) {
-            latencies.record(black_box(20_000 + ns));
+            latencies.record(black_box(&RequestTimeline {
+                fault_read: 0,
+                request_sent: 1_000,
+                page_received: 15_000,
+                installed: 20_000 + ns,
+            }));
         }
     });
     println!("counting the latency of a request: {took:?}");

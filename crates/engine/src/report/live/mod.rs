@@ -1,13 +1,12 @@
 //! What an observer can read of a migration while it runs.
 //!
 //! The threads of a migration count what they do in atomics ([`Counters`], [`MemoryMap`],
-//! [`LatencyCounters`]); the few that change a phase or a stage take a lock for a moment. An
+//! [`RequestLatencies`]); the few that change a phase or a stage take a lock for a moment. An
 //! observer takes a [`Snapshot`] as often as it likes. That delays no page.
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod cost_tests;
-mod latency_counters;
 mod memory_map;
 mod outages;
 mod rounds;
@@ -27,9 +26,8 @@ use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
-use crate::report::{Counters, SwitchoverSteps, Tracker, millis, whole_millis};
+use crate::report::{Counters, RequestLatencies, SwitchoverSteps, Tracker, millis, whole_millis};
 
-pub use latency_counters::LatencyCounters;
 pub use memory_map::{Cell, CellCounts, MAX_CELLS, MemoryMap};
 pub(crate) use outages::Outages;
 pub(crate) use rounds::Rounds;
@@ -66,7 +64,7 @@ pub struct Live {
     pub(crate) tracker: Arc<Tracker>,
     pub(crate) map: Arc<MemoryMap>,
     pub(crate) steps: Arc<SwitchoverSteps>,
-    pub(crate) latencies: Arc<LatencyCounters>,
+    pub(crate) latencies: Arc<RequestLatencies>,
     pub(crate) rounds: Rounds,
     pub(crate) outages: Outages,
     stage: Arc<stage::Present>,
@@ -324,7 +322,7 @@ impl Live {
             disks: self.disks(),
             missing_pages: missing,
             waiting_pages: waiting.len() as u64,
-            requests: self.latencies.summary(),
+            requests: self.latencies.total(),
             downtime_ms: downtime.map(millis),
             likely_downtime_ms: self.steps.likely_downtime().map(millis),
             switchover,

@@ -1,7 +1,7 @@
 //! Installs received pages in the guest's memory, and removes them from the missing set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -15,9 +15,7 @@ use crate::destination::install_error::InstallError;
 use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::open_requests::OpenRequests;
 use crate::destination::postcopy::page_copier::PageCopier;
-use crate::report::{
-    LatencyCounters, MissingAndRequested, MissingRanges, RequestLatencies, RequestTimeline,
-};
+use crate::report::{MissingAndRequested, MissingRanges, RequestLatencies};
 
 /// What to do for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,48 +32,6 @@ pub(crate) enum FaultAction {
 /// It does nothing in between, but may not get a processor.
 const INSTALLED_SOON_MS: u32 = 200;
 
-/// One thread's record of the requests that it has answered. No other thread reads it before the
-/// end; until then `live` can be read.
-#[derive(Debug, Default)]
-pub(crate) struct ReceiverLatencies {
-    all: Mutex<RequestLatencies>,
-    live: Arc<LatencyCounters>,
-}
-
-impl ReceiverLatencies {
-    /// Empty; what is recorded is also counted in `live`.
-    pub(crate) fn new(live: &Arc<LatencyCounters>) -> Self {
-        Self {
-            all: Mutex::default(),
-            live: Arc::clone(live),
-        }
-    }
-
-    /// Adds this record to `sum`.
-    pub(crate) fn merge_into(&self, sum: &mut RequestLatencies) {
-        if let Ok(all) = self.all.lock() {
-            sum.merge(&all);
-        }
-    }
-
-    /// Requests so far.
-    #[cfg(test)]
-    #[cfg(not(loom))]
-    pub(crate) fn requests(&self) -> u64 {
-        let all = self.all.lock().unwrap().total().count;
-        assert_eq!(self.live.summary().count, all);
-        all
-    }
-
-    fn record(&self, moments: &RequestTimeline) {
-        let total = moments.installed.saturating_sub(moments.fault_read);
-        self.live.record(total);
-        if let Ok(mut all) = self.all.lock() {
-            all.record(moments);
-        }
-    }
-}
-
 /// Installs pages and decides about faults. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
 pub(crate) struct Installer {
@@ -85,6 +41,8 @@ pub(crate) struct Installer {
     pub(crate) requests: OpenRequests,
     /// The way into the guest's memory.
     pub(crate) copier: PageCopier,
+    /// How long its requests took.
+    pub(crate) latencies: Arc<RequestLatencies>,
     /// Missing pages that another process had filled with the content that was to come.
     filled_before: AtomicU64,
     /// Set when no further page can become missing.
@@ -95,12 +53,13 @@ pub(crate) struct Installer {
 impl Installer {
     /// Prepares everything while the guest still runs at the source; no page is missing yet.
     /// `hosts` is the address of each block in the process of `userfault`; the source sends over
-    /// `links` background links.
+    /// `links` background links. What is measured is added to `latencies`.
     pub(crate) fn new(
         userfault: Arc<Userfault>,
         ram: Arc<GuestRam>,
         hosts: &[u64],
         links: u16,
+        latencies: Arc<RequestLatencies>,
     ) -> Result<Self, DestinationFailure> {
         let stop = StopEventFd::new().map_err(DestinationFailure::Thread)?;
         let layout = ram.layout();
@@ -108,6 +67,7 @@ impl Installer {
             missing: MissingPages::new(layout.pages()),
             requests: OpenRequests::new(layout, links)?,
             copier: PageCopier::new(userfault, ram, hosts, stop.clone()),
+            latencies,
             filled_before: AtomicU64::new(0),
             missing_pages_known: OnceLock::new(),
             stop,
@@ -172,7 +132,6 @@ impl Installer {
         range: PageRange,
         content: &[u8],
         received: u64,
-        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let mut rest = content;
         let mut last = false;
@@ -180,7 +139,7 @@ impl Installer {
             let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(usize::MAX);
             let (piece, tail) = rest.split_at(bytes.min(rest.len()));
             rest = tail;
-            last |= self.install_extent(&extent, piece, received, latencies)?;
+            last |= self.install_extent(&extent, piece, received)?;
         }
         Ok(last)
     }
@@ -190,11 +149,10 @@ impl Installer {
         &self,
         range: PageRange,
         received: u64,
-        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         for part in range.chunks(self.copier.most_zeros()) {
-            last |= self.install(part, self.copier.zeros(part), received, latencies)?;
+            last |= self.install(part, self.copier.zeros(part), received)?;
         }
         Ok(last)
     }
@@ -204,7 +162,6 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         let mut content = content;
@@ -213,7 +170,7 @@ impl Installer {
         while !rest.is_empty() {
             let whole = self.copier.layout().host_page_range(rest.start());
             let Some(huge) = self.requests.huge().of(whole) else {
-                return self.install_small(extent, content, received, latencies);
+                return self.install_small(extent, content, received);
             };
             let (piece, tail) = rest.split_at(whole.end());
             let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
@@ -231,7 +188,7 @@ impl Installer {
                     })?;
                     check_filled(filled)?;
                 }
-                last |= self.installed(whole, whole.len(), received, latencies);
+                last |= self.installed(whole, whole.len(), received);
                 // A gigabyte takes long to clear: free the slot before the next page is admitted.
                 drop(complete);
                 huge.admission.end(whole.start());
@@ -248,7 +205,6 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let first = extent.pages.start();
         let start = self.copier.address(first).unwrap_or(HostAddr(0));
@@ -265,7 +221,7 @@ impl Installer {
         // Also what was installed before a failure: it must not be installed again over what the
         // guest has written since.
         let pages = PageRange::from_len(first, done / PAGE_BYTES);
-        let last = self.installed(pages, 1, received, latencies);
+        let last = self.installed(pages, 1, received);
         copied?;
         Ok(last)
     }
@@ -309,13 +265,7 @@ impl Installer {
     }
 
     /// Removes installed pages from the missing set; `true` when no page is missing any more.
-    fn installed(
-        &self,
-        range: PageRange,
-        step: u64,
-        received: u64,
-        latencies: &ReceiverLatencies,
-    ) -> bool {
+    fn installed(&self, range: PageRange, step: u64, received: u64) -> bool {
         let now = self.requests.now();
         let new = self.missing.clear(range);
         if new == 0 {
@@ -323,7 +273,7 @@ impl Installer {
         }
         self.requests
             .answered(range, step, received, now, |moments| {
-                latencies.record(moments);
+                self.latencies.record(moments)
             });
         self.missing.subtract(new)
     }

@@ -39,7 +39,7 @@ pub(crate) fn installer() -> (Installer, MmapRegion) {
     let map = MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap();
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let hosts = [map.as_ptr() as u64];
-    let installer = Installer::new(Arc::new(userfault), ram, &hosts, 1).unwrap();
+    let installer = Installer::new(Arc::new(userfault), ram, &hosts, 1, Arc::default()).unwrap();
     installer.missing.add(range(4, 12));
     installer.copier.register().unwrap();
     (installer, map)
@@ -81,17 +81,16 @@ fn a_page_is_asked_for_once() {
     installer
         .requests
         .sent(range(5, 6), read, sent, &installer.missing);
-    let latencies = ReceiverLatencies::default();
     let install = |range, content: &[u8]| {
         installer
-            .install(range, content, installer.requests.now(), &latencies)
+            .install(range, content, installer.requests.now())
             .unwrap()
     };
     assert!(!install(range(5, 6), &[7; PAGE_SIZE]));
     assert!(!install(range(5, 6), &[8; PAGE_SIZE]), "again");
     assert_eq!(ask(5), FaultAction::Fill(range(5, 6)), "it is there");
     installer.copier.fill(range(5, 6)).unwrap();
-    assert_eq!(latencies.requests(), 1);
+    assert_eq!(installer.latencies.total().count, 1);
     let byte: u8 = map.as_volatile_slice().read_obj(5 * PAGE_SIZE + 9).unwrap();
     assert_eq!(byte, 7);
     installer.copier.unregister().unwrap();
@@ -100,13 +99,12 @@ fn a_page_is_asked_for_once() {
 #[test]
 fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     let (installer, map) = installer();
-    let latencies = ReceiverLatencies::default();
     let install = |range, content: &[u8]| {
         installer
-            .install(range, content, installer.requests.now(), &latencies)
+            .install(range, content, installer.requests.now())
             .unwrap()
     };
-    let zeros = installer.install_zeros(range(4, 8), installer.requests.now(), &latencies);
+    let zeros = installer.install_zeros(range(4, 8), installer.requests.now());
     assert!(!zeros.unwrap());
     assert!(!install(range(4, 5), &[9; PAGE_SIZE]));
     let byte: u8 = map.as_volatile_slice().read_obj(4 * PAGE_SIZE).unwrap();
@@ -116,7 +114,7 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     assert!(install(range(8, 12), &content), "the last");
     assert!(!install(range(8, 12), &content), "again");
     assert_eq!(installer.missing.count(), 0);
-    assert_eq!(latencies.requests(), 0, "it was not requested");
+    assert_eq!(installer.latencies.total().count, 0, "it was not requested");
     installer.copier.unregister().unwrap();
     installer.copier.unregister().unwrap();
 }
@@ -136,7 +134,7 @@ fn a_turn_brings_the_time_of_its_fault() {
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     // Nothing is installed here, so that nothing needs to be there.
     let base = 1 << 40;
-    let installer = Installer::new(Arc::new(userfault), ram, &[base], 1).unwrap();
+    let installer = Installer::new(Arc::new(userfault), ram, &[base], 1, Arc::default()).unwrap();
     installer.missing.add(range(0, 40 * 512));
     let huge = |number: u64| range(number * 512, (number + 1) * 512);
     for number in 0..34 {
@@ -165,10 +163,9 @@ fn a_turn_brings_the_time_of_its_fault() {
 #[test]
 fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
     let (installer, map) = installer();
-    let latencies = ReceiverLatencies::default();
     let install = |range, content: &[u8]| {
         let now = installer.requests.now();
-        installer.install(range, content, now, &latencies)
+        installer.install(range, content, now)
     };
     let file = map.file_offset().unwrap().file();
     file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
@@ -219,10 +216,8 @@ fn who_waits_does_not_get_what_is_not_to_be_there() {
             std::thread::yield_now();
         }
         file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
-        let latencies = ReceiverLatencies::default();
-        let install = |range, content: &[u8]| {
-            installer.install(range, content, installer.requests.now(), &latencies)
-        };
+        let install =
+            |range, content: &[u8]| installer.install(range, content, installer.requests.now());
         install(range(5, 6), &[7; PAGE_SIZE]).unwrap_err();
         assert!(!reader.is_finished());
         install(range(6, 7), &[7; PAGE_SIZE]).unwrap();
@@ -249,7 +244,14 @@ fn a_block_that_cannot_be_let_go_keeps_no_other() {
     let create = || Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let good = HostRange::new(HostAddr(map.as_ptr() as u64), PAGE_BYTES);
     let unaligned = good.addr.0 + 1;
-    let installer = Installer::new(Arc::new(create()), ram, &[unaligned, good.addr.0], 1).unwrap();
+    let installer = Installer::new(
+        Arc::new(create()),
+        ram,
+        &[unaligned, good.addr.0],
+        1,
+        Arc::default(),
+    )
+    .unwrap();
     installer
         .copier
         .userfault()
