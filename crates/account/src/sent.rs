@@ -16,10 +16,6 @@ pub struct Pages {
     /// In the guest's RAM in total.
     #[serde(default)]
     pub guest: u64,
-    /// In a [`State`](crate::State): sent again in pre-copy, because the guest had written to them
-    /// (source); 0 if that is not known. [`Repeats::precopy`] has them, too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<u64>,
 }
 
 /// Bytes on the links, frame headers included.

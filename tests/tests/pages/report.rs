@@ -124,7 +124,7 @@ fn several_migrations_are_compared() {
     assert_eq!(row("Mode"), ["hybrid", "precopy", "precopy", "hybrid"]);
     let again = |index: usize| {
         let state = recordings[2 * index].state.as_ref().unwrap();
-        count(state.pages.again.unwrap())
+        count(state.repeats.unwrap().precopy.pages)
     };
     assert_eq!(
         row("… again, because the guest had written to them"),

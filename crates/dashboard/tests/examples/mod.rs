@@ -82,7 +82,6 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             urgent: 1003,
             background: 1004,
             guest: 0,
-            again: Some(if is_source { 1005 } else { 0 }),
         },
         bytes: Bytes {
             precopy: 2001,

@@ -73,7 +73,6 @@ impl Counters {
             urgent: self.urgent.load(Relaxed),
             background: self.background.load(Relaxed),
             guest,
-            again: None,
         }
     }
 

@@ -158,7 +158,6 @@ fn pages(one: Pages, other: Pages) -> Pages {
         urgent: one.urgent.saturating_add(other.urgent),
         background: one.background.saturating_add(other.background),
         guest: one.guest.max(other.guest),
-        again: Some(sum(one.again, other.again)),
     }
 }
 

@@ -46,7 +46,6 @@ fn postcopy(at_ms: u64, number: u64) -> State {
             urgent: 3 * number,
             background: 4 * number,
             guest: 1024,
-            again: Some(5 * number),
         },
         bytes: Bytes {
             precopy: 10 * number,

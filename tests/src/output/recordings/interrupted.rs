@@ -67,7 +67,6 @@ fn since(side: Side, before: &State, state: &State) -> State {
             urgent: pages(|it| it.urgent),
             background: pages(|it| it.background),
             guest: state.pages.guest,
-            again: Some(pages(|it| it.again.unwrap())),
         },
         bytes: Bytes {
             precopy: bytes(|it| it.precopy),

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_account::{
-    Account, Bytes, DiskCopy, GuestAt, GuestState, Pages, Phase, Repeats, Stage, State,
+    Account, Bytes, DiskCopy, GuestAt, GuestState, Phase, Repeats, Stage, State,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_memory::ContentMap;
@@ -300,7 +300,6 @@ impl Live {
             present.each_waiting(&mut |page| waiting.push(page));
         }
         let (at, switchover) = (self.since(Instant::now()), self.steps.all());
-        let repeats = self.repeats(stage);
         let mut state = State {
             at_ms: whole_millis(at),
             phase,
@@ -310,15 +309,12 @@ impl Live {
             stage,
             peer_stage: of_peer(stage, &switchover),
             guest_at: guest_at(stage, downtime.is_some(), self.steps.is_paused()),
-            pages: Pages {
-                again: Some(repeats.map_or(0, |repeats| repeats.precopy.pages)),
-                ..self.counters.pages(self.layout.pages())
-            },
+            pages: self.counters.pages(self.layout.pages()),
             bytes: Bytes {
                 disks: Some(self.counters.disk_bytes.load(Relaxed)),
                 ..self.counters.bytes()
             },
-            repeats,
+            repeats: self.repeats(stage),
             disks: self.disks(),
             missing_pages: missing,
             waiting_pages: waiting.len() as u64,

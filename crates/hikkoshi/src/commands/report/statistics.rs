@@ -1,7 +1,7 @@
 //! A recording from the statistics of a migration (`--json`). They have no history, and the
 //! recording says what is not known.
 
-use hikkoshi_account::{Account, Bytes, GuestAt, Pages, Phase, Side, Stage, State, Statistics};
+use hikkoshi_account::{Account, Bytes, GuestAt, Phase, Side, Stage, State, Statistics};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_status::{End, Migration, Recording, Unknown};
 use serde::Deserialize;
@@ -141,10 +141,7 @@ fn state(account: &Account, at_ms: u64, side: Side) -> State {
         stage,
         peer_stage,
         guest_at: GuestAt::Destination,
-        pages: Pages {
-            again: Some(account.repeats.map_or(0, |of| of.precopy.pages)),
-            ..account.pages
-        },
+        pages: account.pages,
         bytes: Bytes {
             disks: Some(account.disk_bytes.unwrap_or(0)),
             ..account.bytes

@@ -1,7 +1,7 @@
 //! The state that one side reports.
 
 use hikkoshi_account::{
-    Bytes, GuestAt, LatencySummary, Pages, Phase, Side, Stage, State, SwitchoverStep, TimeLeft,
+    Bytes, GuestAt, LatencySummary, Phase, Side, Stage, State, SwitchoverStep, TimeLeft,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 
@@ -91,14 +91,7 @@ impl Model<'_> {
                 Phase::Switchover if source && !complete => GuestAt::Paused,
                 Phase::Switchover | Phase::Postcopy => GuestAt::Destination,
             },
-            pages: Pages {
-                again: Some(if source {
-                    self.repeats.precopy.pages
-                } else {
-                    0
-                }),
-                ..self.pages
-            },
+            pages: self.pages,
             bytes: Bytes {
                 disks: Some(0),
                 ..self.bytes
