@@ -221,43 +221,29 @@ fn has_never_run(client: &mut Client) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
-
     use hikkoshi_network_frames::TunQueue;
-    use serde_json::Value;
+    use std::fs::File;
 
     use super::*;
+    use crate::qmp::scripted;
 
     /// The main loop of such a QEMU waits for a page.
     #[test]
     fn a_qemu_that_answers_nothing_more_once_the_guest_runs_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let greeting = json!({ "QMP": { "version": { "qemu":
-                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
-            writeln!(stream, "{greeting}").unwrap();
-            let mut got = Vec::new();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let command = request["execute"].as_str().unwrap().to_owned();
-                let runs = got.iter().any(|earlier| earlier == "cont");
-                if !runs {
-                    let answer = json!({ "return": {}, "id": request["id"] });
-                    writeln!(stream, "{answer}").unwrap();
-                }
-                if command == "cont" {
-                    let timestamp = json!({ "seconds": 1, "microseconds": 2 });
-                    let event = json!({ "event": "RESUME", "timestamp": timestamp });
-                    writeln!(stream, "{event}").unwrap();
-                }
-                got.push(command);
+        let mut runs = false;
+        let server = scripted::serve(&path, 10, move |request| {
+            if runs {
+                return Vec::new();
             }
-            got
+            let mut answers = vec![scripted::answered(request, Ok(json!({})))];
+            runs = scripted::command(request) == "cont";
+            if runs {
+                let timestamp = json!({ "seconds": 1, "microseconds": 2 });
+                answers.push(json!({ "event": "RESUME", "timestamp": timestamp }));
+            }
+            answers
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
         client.set_timeout(NO_TIMEOUT);
@@ -267,6 +253,7 @@ mod tests {
         run(&mut client, false, Some(&announcer)).unwrap();
         drop(client);
         let got = server.join().unwrap();
-        assert_eq!(got, ["qmp_capabilities", "query-rx-filter", "cont"]);
+        let got: Vec<_> = got.iter().map(scripted::command).collect();
+        assert_eq!(got, ["query-rx-filter", "cont"]);
     }
 }

@@ -200,11 +200,8 @@ fn guest_asked_for_end(event: &QmpEvent) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
-
     use super::*;
-    use crate::qmp::MonitorSocket;
+    use crate::qmp::{MonitorSocket, scripted};
     use serde_json::json;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -213,25 +210,15 @@ mod tests {
     fn asked(answer: Option<&'static str>) -> ShutdownListener {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        let socket = UnixListener::bind(&path).unwrap();
-        thread::spawn(move || {
-            let (mut stream, _) = socket.accept().unwrap();
-            let greeting = json!({ "QMP": { "version": { "qemu":
-                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
-            writeln!(stream, "{greeting}").unwrap();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let Ok(line) = line else { return };
-                let request: Value = serde_json::from_str(&line).unwrap();
-                let returned = match (request["execute"].as_str(), answer) {
-                    (Some("query-status"), None) => continue,
-                    (Some("query-status"), Some(status)) => {
-                        json!({ "status": status, "running": status == "running" })
-                    }
-                    _ => json!({}),
-                };
-                let answer = json!({ "return": returned, "id": request["id"] });
-                writeln!(stream, "{answer}").unwrap();
-            }
+        scripted::serve(&path, 10, move |request| {
+            let returned = match (scripted::command(request), answer) {
+                ("query-status", None) => return Vec::new(),
+                ("query-status", Some(status)) => {
+                    json!({ "status": status, "running": status == "running" })
+                }
+                _ => json!({}),
+            };
+            vec![scripted::answered(request, Ok(returned))]
         });
         let client = Client::connect(&path, LONG).unwrap();
         let own = Process::open(std::process::id()).unwrap();

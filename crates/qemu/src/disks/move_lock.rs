@@ -242,41 +242,20 @@ fn empty_qcow2() -> [u8; 4 * SECTOR as usize] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
     use std::time::Duration;
 
+    use crate::qmp::scripted;
+
     /// Adds the node to a scripted QEMU: `answer` has the answers to its commands, or QEMU's
-    /// reasons to refuse them. Returns also the commands, each with its arguments.
+    /// reasons to refuse them. Returns also the requests.
     fn add_to_scripted(
         mut answer: impl FnMut(&str, &Value) -> Result<Value, &'static str> + Send + 'static,
-    ) -> (Result<MoveLock, QmpError>, Vec<(String, Value)>) {
+    ) -> (Result<MoveLock, QmpError>, Vec<Value>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let greeting = json!({ "QMP": { "version": { "qemu":
-                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
-            writeln!(stream, "{greeting}").unwrap();
-            let mut got = Vec::new();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let command = request["execute"].as_str().unwrap().to_owned();
-                let arguments = request["arguments"].clone();
-                let answer = match command.as_str() {
-                    "qmp_capabilities" => Ok(json!({})),
-                    command => answer(command, &arguments),
-                };
-                let answer = match answer {
-                    Ok(value) => json!({ "return": value, "id": request["id"] }),
-                    Err(why) => json!({ "id": request["id"],
-                        "error": { "class": "GenericError", "desc": why } }),
-                };
-                writeln!(stream, "{answer}").unwrap();
-                got.push((command, arguments));
-            }
-            got
+        let server = scripted::serve(&path, 10, move |request| {
+            let result = answer(scripted::command(request), &request["arguments"]);
+            vec![scripted::answered(request, result)]
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
         let added = MoveLock::add(&mut client);
@@ -285,9 +264,10 @@ mod tests {
     }
 
     /// The arguments with which this command was executed.
-    fn arguments<'c>(commands: &'c [(String, Value)], name: &str) -> Vec<&'c Value> {
-        let named = commands.iter().filter(|(command, _)| command == name);
-        named.map(|(_, arguments)| arguments).collect()
+    fn arguments<'c>(requests: &'c [Value], name: &str) -> Vec<&'c Value> {
+        let named = requests.iter();
+        let named = named.filter(|request| scripted::command(request) == name);
+        named.map(|request| &request["arguments"]).collect()
     }
 
     /// libvirt's daemon was killed when QEMU had executed `add-fd`, and then `blockdev-add`: each

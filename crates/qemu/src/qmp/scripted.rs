@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,37 +25,61 @@ pub(crate) fn session_of(
 ) -> (Client, JoinHandle<Vec<String>>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("qmp");
-    let listener = UnixListener::bind(&path).unwrap();
-    let qemu = std::thread::spawn(move || {
+    let qemu = serve(&path, major, move |request| {
+        vec![answered(request, answer(command(request)))]
+    });
+    let client = Client::connect(&path, Duration::from_secs(20)).unwrap();
+    let commands = std::thread::spawn(move || {
+        let requests = qemu.join().unwrap();
+        let commands = requests.iter().map(|request| command(request).to_owned());
+        commands.collect()
+    });
+    (client, commands)
+}
+
+/// Serves one session at `path`, as a QEMU of this major version that sends what `answer` says
+/// after each request. The thread ends with the session, and returns the requests.
+pub(crate) fn serve(
+    path: &Path,
+    major: u32,
+    mut answer: impl FnMut(&Value) -> Vec<Value> + Send + 'static,
+) -> JoinHandle<Vec<Value>> {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let greeting = json!({ "QMP": { "version": { "qemu":
             { "major": major, "minor": 0, "micro": 0 } }, "capabilities": [] } });
-        writeln!(stream, "{greeting}").unwrap();
-        let mut commands = Vec::new();
-        for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-            let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let command = request["execute"].as_str().unwrap();
-            let answered = match command {
-                "qmp_capabilities" => Ok(json!({})),
-                command => {
-                    commands.push(command.to_owned());
-                    answer(command)
+        let _ = writeln!(stream, "{greeting}");
+        let mut requests = Vec::new();
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        for line in lines.map_while(Result::ok) {
+            let request: Value = serde_json::from_str(&line).unwrap();
+            let answers = match command(&request) {
+                "qmp_capabilities" => vec![answered(&request, Ok(json!({})))],
+                _ => {
+                    let answers = answer(&request);
+                    requests.push(request);
+                    answers
                 }
             };
-            let id = &request["id"];
-            let line = match answered {
-                Ok(value) => json!({ "return": value, "id": id }),
-                Err(why) => {
-                    let error = json!({ "class": "GenericError", "desc": why });
-                    json!({ "error": error, "id": id })
-                }
-            };
-            writeln!(stream, "{line}").unwrap();
+            for answer in answers {
+                let _ = writeln!(stream, "{answer}");
+            }
         }
-        commands
-    });
-    (
-        Client::connect(&path, Duration::from_secs(20)).unwrap(),
-        qemu,
-    )
+        requests
+    })
+}
+
+/// The name of the command.
+pub(crate) fn command(request: &Value) -> &str {
+    request["execute"].as_str().unwrap()
+}
+
+/// QEMU's answer, or its reason to refuse.
+pub(crate) fn answered(request: &Value, result: Result<Value, &'static str>) -> Value {
+    let id = &request["id"];
+    match result {
+        Ok(value) => json!({ "return": value, "id": id }),
+        Err(why) => json!({ "error": { "class": "GenericError", "desc": why }, "id": id }),
+    }
 }

@@ -140,13 +140,11 @@ fn quit(
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
     use std::process::Command;
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
-    use crate::qmp::MonitorSocket;
+    use crate::qmp::{MonitorSocket, scripted};
 
     use super::*;
 
@@ -155,44 +153,33 @@ mod tests {
     fn quit_scripted(status: &str, obeys: bool) -> (Result<(), QuitError>, Vec<String>, bool) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let process = Process::open(child.id()).unwrap();
-        let running = status == "running";
-        let status = status.to_owned();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let greeting = json!({ "QMP": { "version": { "qemu":
-                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
-            writeln!(stream, "{greeting}").unwrap();
-            let mut got = Vec::new();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let command = request["execute"].as_str().unwrap().to_owned();
-                let answer = if command == "query-status" {
-                    json!({ "status": status, "running": running })
-                } else {
+        let status = json!({ "status": status, "running": status == "running" });
+        let pid = child.id();
+        let server = scripted::serve(&path, 10, move |request| {
+            let answer = match scripted::command(request) {
+                "query-status" => status.clone(),
+                "quit" if obeys => {
+                    Process::open(pid).unwrap().kill().unwrap();
                     json!({})
-                };
-                let answer = json!({ "return": answer, "id": request["id"] });
-                writeln!(stream, "{answer}").unwrap();
-                if command == "quit" && obeys {
-                    child.kill().unwrap();
-                    child.wait().unwrap();
                 }
-                got.push(command);
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-            got
+                _ => json!({}),
+            };
+            vec![scripted::answered(request, Ok(answer))]
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
         let timeout = if obeys { QUIT_TIMEOUT } else { Duration::ZERO };
         let result = quit(&mut client, &MonitorSocket::new(&path), &process, timeout);
         let alive = process.is_alive();
         drop(client);
+        let _ = child.kill();
+        child.wait().unwrap();
         let got = server.join().unwrap();
-        (result, got, alive)
+        let commands = got
+            .iter()
+            .map(|request| scripted::command(request).to_owned());
+        (result, commands.collect(), alive)
     }
 
     #[test]

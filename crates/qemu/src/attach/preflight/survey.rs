@@ -156,37 +156,27 @@ fn unknown(object: Object, allowed: &AllowedTypes) -> Option<Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
     use std::time::Duration;
 
     use super::*;
     use crate::attach::preflight::Excludes;
+    use crate::qmp::scripted;
 
     /// Surveys a scripted QEMU: it gives `answers` to these commands, and to others
     /// the answers of a small machine.
     fn survey_of(answers: &[(&str, Value)], allowed: &[&str]) -> Result<Survey, QmpError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
         let answers: Vec<_> = answers
             .iter()
             .map(|(command, answer)| ((*command).to_owned(), answer.clone()))
             .collect();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let greeting = json!({ "QMP": { "version": { "qemu":
-                { "major": 99, "minor": 0, "micro": 0 } }, "capabilities": [] } });
-            writeln!(stream, "{greeting}").unwrap();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let human = request["arguments"]["command-line"].as_str();
-                let command = human.or(request["execute"].as_str()).unwrap();
-                let own = answers.iter().find(|(name, _)| name == command);
-                let answer = own.map_or_else(|| usual(command), |(_, answer)| answer.clone());
-                let answer = json!({ "return": answer, "id": request["id"] });
-                writeln!(stream, "{answer}").unwrap();
-            }
+        let server = scripted::serve(&path, 99, move |request| {
+            let human = request["arguments"]["command-line"].as_str();
+            let command = human.unwrap_or(scripted::command(request));
+            let own = answers.iter().find(|(name, _)| name == command);
+            let answer = own.map_or_else(|| usual(command), |(_, answer)| answer.clone());
+            vec![scripted::answered(request, Ok(answer))]
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
         let allowed = AllowedTypes::new(allowed.iter().map(|&kind| kind.to_owned()));
