@@ -18,13 +18,8 @@ use crate::unsupported_kernel::UnsupportedKernel;
 pub fn support() -> Result<(), UnsupportedKernel> {
     let userfault = Arc::new(Userfault::create_for_self(Features::FOR_DIRTY_LOG)?);
     let memory = TestMemory::new()?;
-    let layout = RamLayout::new(vec![RamBlock {
-        id: "test memory".to_owned(),
-        bytes: TEST_BYTES,
-        host_page: PAGE_BYTES,
-        guest: Vec::new(),
-    }])
-    .map_err(|error: LayoutError| UnsupportedKernel::Tracking(error.into()))?;
+    let layout = RamLayout::new(vec![RamBlock::new("test memory", TEST_BYTES, PAGE_BYTES)])
+        .map_err(|error: LayoutError| UnsupportedKernel::Tracking(error.into()))?;
     // Two pages are populated before, and one of them is written again; the last page has no page
     // table.
     let (kept, rewritten, fresh) = (1, 2, (TEST_BYTES - PAGE_BYTES) / PAGE_BYTES);

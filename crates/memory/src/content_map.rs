@@ -134,12 +134,7 @@ mod tests {
 
     /// A block of so many pages, of which these have content; the others are holes.
     fn ram(pages: u64, has_content: impl Fn(u64) -> bool) -> GuestRam {
-        let block = RamBlock {
-            id: "ram".to_owned(),
-            bytes: pages * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = RamBlock::new("ram", pages * PAGE_BYTES, PAGE_BYTES);
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(pages * PAGE_BYTES).unwrap();
         for page in (0..pages).filter(|&page| has_content(page)) {

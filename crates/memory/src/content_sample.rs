@@ -109,12 +109,7 @@ mod tests {
 
     /// A block of so many pages; `content` says what is in each: `None` is a hole.
     fn ram(pages: u64, content: impl Fn(u64) -> Option<u8>) -> GuestRam {
-        let block = RamBlock {
-            id: "ram".to_owned(),
-            bytes: pages * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = RamBlock::new("ram", pages * PAGE_BYTES, PAGE_BYTES);
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(pages * PAGE_BYTES).unwrap();
         for page in 0..pages {

@@ -189,12 +189,7 @@ mod tests {
 
     /// Two blocks of 16 pages in a file each, with data at these pages.
     fn files(data: &[u64]) -> GuestRam {
-        let block = |id: &str| RamBlock {
-            id: id.to_owned(),
-            bytes: 16 * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = |id: &str| RamBlock::new(id, 16 * PAGE_BYTES, PAGE_BYTES);
         let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
         let files = (0..2).map(|nth| {
             let file = tempfile::tempfile_in("/dev/shm").unwrap();

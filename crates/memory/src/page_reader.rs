@@ -83,12 +83,7 @@ mod tests {
 
     /// Two blocks of ten pages; those in `data` begin with their number.
     fn files(data: &[u64]) -> GuestRam {
-        let block = |id: &str| RamBlock {
-            id: id.to_owned(),
-            bytes: 10 * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = |id: &str| RamBlock::new(id, 10 * PAGE_BYTES, PAGE_BYTES);
         let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
         let files = (0..2).map(|nth| {
             let file = tempfile::tempfile_in("/dev/shm").unwrap();

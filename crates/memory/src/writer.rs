@@ -279,12 +279,7 @@ mod tests {
 
     /// Two blocks of 16 pages; the second begins after the first, in the same file.
     fn memory() -> RamWriter {
-        let block = |id: &str| RamBlock {
-            id: id.to_owned(),
-            bytes: 16 * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = |id: &str| RamBlock::new(id, 16 * PAGE_BYTES, PAGE_BYTES);
         let layout = RamLayout::new(vec![block("a"), block("b")]).unwrap();
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(32 * PAGE_BYTES).unwrap();

@@ -18,12 +18,7 @@ fn ram() -> Option<(GuestRam, File)> {
     let folder = env!("CARGO_TARGET_TMPDIR");
     let file = File::from(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR).unwrap());
     file.set_len(PAGES * PAGE_BYTES).unwrap();
-    let block = RamBlock {
-        id: "ram".into(),
-        bytes: PAGES * PAGE_BYTES,
-        host_page: PAGE_BYTES,
-        guest: Vec::new(),
-    };
+    let block = RamBlock::new("ram", PAGES * PAGE_BYTES, PAGE_BYTES);
     let opened = RamFile::new(file.try_clone().unwrap(), 0);
     if !opened.is_on_disk() {
         eprintln!("NOT TESTED: {folder} is not on a disk");

@@ -47,6 +47,18 @@ pub struct RamBlock {
     pub guest: Vec<GuestRange>,
 }
 
+impl RamBlock {
+    /// A block of which it is not known where it is mapped in the guest.
+    pub fn new(id: impl Into<String>, bytes: u64, host_page: u64) -> Self {
+        Self {
+            id: id.into(),
+            bytes,
+            host_page,
+            guest: Vec::new(),
+        }
+    }
+}
+
 /// The RAM blocks of a guest, one after another: the page space of a migration.
 ///
 /// Each block begins at a host page boundary, so no host page spans two blocks.
@@ -56,15 +68,9 @@ pub struct RamBlock {
 /// ```
 /// use hikkoshi_pages::{LayoutError, Page, RamBlock, RamLayout};
 ///
-/// let block = |id: &str, bytes, host_page| RamBlock {
-///     id: id.to_owned(),
-///     bytes,
-///     host_page,
-///     guest: Vec::new(),
-/// };
 /// let layout = RamLayout::new(vec![
-///     block("low", 3 << 12, 4 << 10),  // pages 0, 1, 2
-///     block("high", 4 << 20, 2 << 20), // pages 3 to 1026, in two host pages
+///     RamBlock::new("low", 3 << 12, 4 << 10),  // pages 0, 1, 2
+///     RamBlock::new("high", 4 << 20, 2 << 20), // pages 3 to 1026, in two host pages
 /// ])?;
 /// assert_eq!(layout.pages(), 1027);
 /// // Page 4 is the second page of the second block.

@@ -12,12 +12,7 @@ use proptest::prelude::*;
 const MIB2: u64 = 2 << 20;
 
 fn block(id: &str, bytes: u64, host_page: u64) -> RamBlock {
-    RamBlock {
-        id: id.to_owned(),
-        bytes,
-        host_page,
-        guest: Vec::new(),
-    }
+    RamBlock::new(id, bytes, host_page)
 }
 
 fn range(start: u64, end: u64) -> PageRange {

@@ -122,12 +122,7 @@ fn description() -> GuestDescription {
                 },
             ],
         },
-        RamBlock {
-            id: "dimm".into(),
-            bytes: 1 << 20,
-            host_page: 4096,
-            guest: Vec::new(),
-        },
+        RamBlock::new("dimm", 1 << 20, 4096),
     ])
     .unwrap();
     let description = GuestDescription {

@@ -8,12 +8,10 @@ use hikkoshi_pages::{RamBlock, RamLayout};
 
 /// Blocks with these numbers of pages.
 fn layout(pages: &[u64]) -> RamLayout {
-    let blocks = pages.iter().enumerate().map(|(number, pages)| RamBlock {
-        id: format!("block{number}"),
-        bytes: pages << 12,
-        host_page: 4096,
-        guest: Vec::new(),
-    });
+    let blocks = pages
+        .iter()
+        .enumerate()
+        .map(|(number, pages)| RamBlock::new(format!("block{number}"), pages << 12, 4096));
     RamLayout::new(blocks.collect()).unwrap()
 }
 

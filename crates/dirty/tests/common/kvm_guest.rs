@@ -168,12 +168,8 @@ impl KvmGuest {
             .ring
             .map(|entries| Arc::new(DirtyRings::enable(&vm, entries).unwrap()));
         let blocks = shape.blocks.iter().zip(0..);
-        let blocks = blocks.map(|(bytes, number)| RamBlock {
-            id: format!("ram{number}"),
-            bytes: *bytes,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        });
+        let blocks =
+            blocks.map(|(bytes, number)| RamBlock::new(format!("ram{number}"), *bytes, PAGE_BYTES));
         let layout = RamLayout::new(blocks.collect()).unwrap();
         let map = |bytes: &u64| MmapRegion::new(usize_from(*bytes)).unwrap();
         let ram: Vec<MmapRegion> = shape.blocks.iter().map(map).collect();

@@ -42,12 +42,8 @@ mod tests {
     /// The layout of blocks of so many bytes, with host pages of so many.
     fn layout(blocks: &[(u64, u64)]) -> RamLayout {
         let blocks = blocks.iter().enumerate();
-        let blocks = blocks.map(|(nth, &(bytes, host_page))| RamBlock {
-            id: nth.to_string(),
-            bytes,
-            host_page,
-            guest: Vec::new(),
-        });
+        let blocks = blocks
+            .map(|(nth, &(bytes, host_page))| RamBlock::new(nth.to_string(), bytes, host_page));
         RamLayout::new(blocks.collect()).unwrap()
     }
 

@@ -112,12 +112,8 @@ mod tests {
             (&[(2048 * MIB, 1024 * MIB), (PAGE_BYTES, PAGE_BYTES)], 2),
         ] {
             let blocks = blocks.iter().enumerate();
-            let blocks = blocks.map(|(nth, &(bytes, host_page))| RamBlock {
-                id: nth.to_string(),
-                bytes,
-                host_page,
-                guest: Vec::new(),
-            });
+            let blocks = blocks
+                .map(|(nth, &(bytes, host_page))| RamBlock::new(nth.to_string(), bytes, host_page));
             let parts = parts(&RamLayout::new(blocks.collect()).unwrap(), 4);
             assert_eq!(parts.len(), expected, "{parts:?}");
         }

@@ -158,13 +158,7 @@ mod tests {
     }
 
     fn layout(host_page: u64) -> RamLayout {
-        RamLayout::new(vec![RamBlock {
-            id: "ram".into(),
-            bytes: 1024 * PAGE_BYTES,
-            host_page,
-            guest: Vec::new(),
-        }])
-        .unwrap()
+        RamLayout::new(vec![RamBlock::new("ram", 1024 * PAGE_BYTES, host_page)]).unwrap()
     }
 
     fn repeated(pages: u64, with_content: u64) -> Repeated {

@@ -23,11 +23,8 @@ pub(crate) fn layout(blocks: &[(u64, u64)]) -> RamLayout {
     let blocks = blocks
         .iter()
         .enumerate()
-        .map(|(number, &(bytes, host_page))| RamBlock {
-            id: format!("ram{number}"),
-            bytes,
-            host_page,
-            guest: Vec::new(),
+        .map(|(number, &(bytes, host_page))| {
+            RamBlock::new(format!("ram{number}"), bytes, host_page)
         });
     RamLayout::new(blocks.collect()).unwrap()
 }

@@ -176,12 +176,11 @@ impl GuestProcess {
     }
 
     pub(crate) fn ram(&self) -> Arc<GuestRam> {
-        let layout = RamLayout::new(vec![RamBlock {
-            id: "ram".to_owned(),
-            bytes: PAGES * PAGE_BYTES,
-            host_page: self.kind.host_page(),
-            guest: Vec::new(),
-        }])
+        let layout = RamLayout::new(vec![RamBlock::new(
+            "ram",
+            PAGES * PAGE_BYTES,
+            self.kind.host_page(),
+        )])
         .unwrap();
         let file = self
             .file

@@ -44,12 +44,7 @@ mod tests {
     use hikkoshi_pages::RamBlock;
 
     fn layout() -> RamLayout {
-        let block = |id: &str| RamBlock {
-            id: id.into(),
-            bytes: 1 << 20,
-            host_page: 4096,
-            guest: Vec::new(),
-        };
+        let block = |id: &str| RamBlock::new(id, 1 << 20, 4096);
         RamLayout::new(vec![
             block("pc.ram"),
             block("0000:00:02.0/vga.vram"),

@@ -130,13 +130,7 @@ mod tests {
 
     #[test]
     fn only_what_matters_for_measuring_is_refused() {
-        let layout = RamLayout::new(vec![RamBlock {
-            id: "pc.ram".into(),
-            bytes: 1 << 20,
-            host_page: 4096,
-            guest: Vec::new(),
-        }])
-        .unwrap();
+        let layout = RamLayout::new(vec![RamBlock::new("pc.ram", 1 << 20, 4096)]).unwrap();
         let state = Refusal::State {
             state: "inmigrate".into(),
             advice: "wait",

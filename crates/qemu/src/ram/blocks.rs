@@ -214,12 +214,9 @@ mod tests {
     fn every_difference_of_the_memory_is_found() {
         let blocks = parse(V10).unwrap();
         let layout = |blocks: &[RamBlockInfo]| {
-            let known = blocks.iter().map(|block| RamBlock {
-                id: block.name.clone(),
-                bytes: block.total,
-                host_page: block.page_size,
-                guest: Vec::new(),
-            });
+            let known = blocks
+                .iter()
+                .map(|block| RamBlock::new(block.name.clone(), block.total, block.page_size));
             RamLayout::new(known.collect()).unwrap()
         };
         let all = layout(&blocks);

@@ -94,12 +94,7 @@ fn with_each(options: &str, mut test: impl FnMut(&mut Qemu)) {
 
 /// The first `bytes` bytes of a block.
 fn read(found: &Found, from: u64, bytes: usize) -> Vec<u8> {
-    let block = hikkoshi_pages::RamBlock {
-        id: "x".into(),
-        bytes: found.block.total,
-        host_page: found.block.page_size,
-        guest: Vec::new(),
-    };
+    let block = hikkoshi_pages::RamBlock::new("x", found.block.total, found.block.page_size);
     assert!(found.memory.backing.private().is_some());
     let memory = found.memory.backing.private().unwrap();
     let own = hikkoshi_memory::PrivateMemory::open(

@@ -377,12 +377,7 @@ mod tests {
     use std::thread;
 
     fn live() -> Live {
-        let block = RamBlock {
-            id: "ram".into(),
-            bytes: 4096 * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = RamBlock::new("ram", 4096 * PAGE_BYTES, PAGE_BYTES);
         Live::new(LiveStart {
             id: MigrationId::from_bytes([7; 16]),
             stage: Stage::Source(SourceStage::Owned),

@@ -155,12 +155,7 @@ mod tests {
     /// pages.
     fn guest(main_in_file: bool, private: &[u64]) -> GuestRam {
         let own = Arc::new(Process::open(std::process::id()).unwrap());
-        let block = |id: String, pages: u64| RamBlock {
-            id,
-            bytes: pages * PAGE_BYTES,
-            host_page: PAGE_BYTES,
-            guest: Vec::new(),
-        };
+        let block = |id: String, pages: u64| RamBlock::new(id, pages * PAGE_BYTES, PAGE_BYTES);
         let in_process = |pages: u64| -> Backing {
             let memory = PrivateMemory::open(Arc::clone(&own), 0, pages * PAGE_BYTES, false);
             memory.unwrap().into()

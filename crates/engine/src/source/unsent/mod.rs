@@ -258,12 +258,7 @@ mod tests {
 
     /// 3 small pages, then two huge ones.
     fn layout(host_page: u64) -> RamLayout {
-        let block = |id: &str, bytes, host_page| RamBlock {
-            id: id.to_owned(),
-            bytes,
-            host_page,
-            guest: Vec::new(),
-        };
+        let block = |id: &str, bytes, host_page| RamBlock::new(id, bytes, host_page);
         let small = block("small", 3 * PAGE_BYTES, PAGE_BYTES);
         let large = block("large", 1024 * PAGE_BYTES, host_page);
         RamLayout::new(vec![small, large]).unwrap()

@@ -59,12 +59,7 @@ fn a_page_of_a_gigabyte() {
     let file = File::from(memfd_create("ram", flags).unwrap());
     file.set_len(GIB).unwrap();
     let bytes = usize::try_from(GIB).unwrap();
-    let block = RamBlock {
-        id: "ram".into(),
-        bytes: GIB,
-        host_page: GIB,
-        guest: Vec::new(),
-    };
+    let block = RamBlock::new("ram", GIB, GIB);
     let ram = in_file(&file, vec![block]);
     let map: MmapRegion = MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap();
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();

@@ -29,12 +29,7 @@ pub(crate) fn installer() -> (Installer, MmapRegion) {
     let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(PAGES * PAGE_BYTES).unwrap();
     let bytes = usize::try_from(PAGES * PAGE_BYTES).unwrap();
-    let block = RamBlock {
-        id: "ram".into(),
-        bytes: PAGES * PAGE_BYTES,
-        host_page: PAGE_BYTES,
-        guest: Vec::new(),
-    };
+    let block = RamBlock::new("ram", PAGES * PAGE_BYTES, PAGE_BYTES);
     let ram = in_file(&file, vec![block]);
     let map = MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap();
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
@@ -123,12 +118,7 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
 #[test]
 fn a_turn_brings_the_time_of_its_fault() {
     const HUGE: u64 = 2 << 20;
-    let block = RamBlock {
-        id: "ram".into(),
-        bytes: 40 * HUGE,
-        host_page: HUGE,
-        guest: Vec::new(),
-    };
+    let block = RamBlock::new("ram", 40 * HUGE, HUGE);
     let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
     let ram = in_file(&file, vec![block]);
     let userfault = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
@@ -234,12 +224,7 @@ fn a_block_that_cannot_be_let_go_keeps_no_other() {
     file.set_len(PAGE_BYTES).unwrap();
     let offset = FileOffset::new(file.try_clone().unwrap(), 0);
     let map: MmapRegion = MmapRegion::from_file(offset, PAGE_SIZE).unwrap();
-    let block = |id: &str| RamBlock {
-        id: id.into(),
-        bytes: PAGE_BYTES,
-        host_page: PAGE_BYTES,
-        guest: Vec::new(),
-    };
+    let block = |id: &str| RamBlock::new(id, PAGE_BYTES, PAGE_BYTES);
     let ram = in_file(&file, vec![block("bad"), block("good")]);
     let create = || Userfault::create_for_self(Features::FOR_MISSING).unwrap();
     let good = HostRange::new(HostAddr(map.as_ptr() as u64), PAGE_BYTES);

@@ -26,12 +26,7 @@ fn range(from: u64, to: u64) -> PageRange {
 }
 
 fn layout() -> RamLayout {
-    let block = RamBlock {
-        id: "ram".into(),
-        bytes: PAGES * PAGE_BYTES,
-        host_page: PAGE_BYTES,
-        guest: Vec::new(),
-    };
+    let block = RamBlock::new("ram", PAGES * PAGE_BYTES, PAGE_BYTES);
     RamLayout::new(vec![block]).unwrap()
 }
 

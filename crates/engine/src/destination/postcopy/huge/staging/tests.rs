@@ -223,11 +223,8 @@ fn as_many_slots_as_a_source_may_need() {
         let blocks = blocks
             .iter()
             .enumerate()
-            .map(|(number, &(bytes, host_page))| RamBlock {
-                id: number.to_string(),
-                bytes,
-                host_page,
-                guest: Vec::new(),
+            .map(|(number, &(bytes, host_page))| {
+                RamBlock::new(number.to_string(), bytes, host_page)
             });
         RamLayout::new(blocks.collect()).unwrap()
     };

@@ -6,15 +6,9 @@ const HUGE: u64 = 512;
 
 /// Blocks of so many pages and so large host pages, in pages.
 fn layout(blocks: &[(u64, u64)]) -> RamLayout {
-    let blocks = blocks
-        .iter()
-        .enumerate()
-        .map(|(nth, &(pages, host))| RamBlock {
-            id: nth.to_string(),
-            bytes: pages * PAGE_BYTES,
-            host_page: host * PAGE_BYTES,
-            guest: Vec::new(),
-        });
+    let blocks = blocks.iter().enumerate().map(|(nth, &(pages, host))| {
+        RamBlock::new(nth.to_string(), pages * PAGE_BYTES, host * PAGE_BYTES)
+    });
     RamLayout::new(blocks.collect()).unwrap()
 }
 
