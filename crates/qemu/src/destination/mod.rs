@@ -213,35 +213,18 @@ impl QemuDestination {
         let pipe = reattach_info.pipe.as_deref();
         let owner = pipe.and_then(|path| Some((path, owner(path)?)));
         let piped = owner.and_then(|(path, owner)| PipedStream::reopen(path, &process, owner));
-        Ok(Some(Self {
-            client: None,
-            monitor,
-            piped,
-            reattached: true,
-            machine: Machine::default(),
-            oom_kills: oom_kills::count(&process),
-            process,
-            ram: Arc::new(ram),
-            identity: identity.clone(),
-            // They were compared before the guest was moved.
-            processors: Processors::default(),
-            reattach_info: SharedReattachInfo::new(reattach_info.clone()),
-            settings: reattach_info.settings.clone(),
-            socket: None,
-            userfault,
-            disk_server: None,
-            prepared: true,
-            loading: true,
-            loaded: true,
-            never_ran: false,
-            cancel: None,
-            vcpus: Vec::new(),
-            exit_watch: None,
-            announcer: None,
-            announce_self: false,
-            listener: None,
-            _lock: lock,
-        }))
+        let qemu = identity.reattached(process, ram, lock);
+        let mut destination = Self::of(qemu, identity.clone(), monitor, piped);
+        destination.reattached = true;
+        (
+            destination.prepared,
+            destination.loading,
+            destination.loaded,
+        ) = (true, true, true);
+        destination.reattach_info = SharedReattachInfo::new(reattach_info.clone());
+        destination.settings = reattach_info.settings.clone();
+        destination.userfault = userfault;
+        Ok(Some(destination))
     }
 
     /// What another program needs to know to reattach. Stays up to date.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use hikkoshi_linux::Process;
 use hikkoshi_memory::{Backing, GuestRam, MemoryLost, PrivateMemory, RamFile};
-use hikkoshi_wire::GuestDescription;
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
 pub use self::guard_files::HOLD;
 use crate::attach::Attached;
-use crate::process::exclusive_access;
+use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::process::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::process::reopen::{self, FileAccess, MappedFileRange};
 use crate::process::{self, ProcessError};
@@ -111,6 +111,28 @@ impl QemuIdentity {
             description: qemu.description.clone(),
             memory,
         })
+    }
+
+    /// This QEMU, for another engine; no session is opened. Its processors and devices were
+    /// compared before the guest was moved.
+    pub(crate) fn reattached(
+        &self,
+        process: Arc<Process>,
+        ram: GuestRam,
+        lock: ExclusiveAccess,
+    ) -> Attached {
+        Attached {
+            client: None,
+            process,
+            ram: Arc::new(ram),
+            addresses: self.addresses(),
+            description: self.description.clone(),
+            name: self.name.clone(),
+            processors: Processors::default(),
+            lock,
+            machine: Machine::default(),
+            drains: false,
+        }
     }
 
     /// Opens the process; `None` if it has ended for certain.
@@ -360,12 +382,7 @@ mod tests {
     use hikkoshi_pages::{PAGE_SIZE, PageRange, RamBlock, RamLayout};
 
     fn ram(memory: Backing) -> GuestRam {
-        let block = RamBlock {
-            id: "ram".into(),
-            bytes: 4096,
-            host_page: 4096,
-            guest: Vec::new(),
-        };
+        let block = RamBlock::new("ram", 4096, 4096);
         GuestRam::new(RamLayout::new(vec![block]).unwrap(), vec![memory]).unwrap()
     }
 

@@ -190,30 +190,31 @@ impl QemuSource {
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of_attached(&*monitor, &qemu)?;
         let domain = monitor.domain().map_err(Refusal::Qmp)?;
-        let Attached {
-            client,
-            process,
-            ram,
-            addresses,
-            description,
-            name: _,
-            processors,
-            lock,
-            machine,
-            drains,
-        } = qemu;
-        Ok(Self {
-            oom_kills: oom_kills::count(&process),
-            client,
+        let mut source = Self::of(qemu, identity, monitor, SwitchoverStage::NotStarted);
+        source.domain = domain;
+        source.mode = mode;
+        source.allowed = allowed.clone();
+        Ok(source)
+    }
+
+    fn of(
+        qemu: Attached,
+        identity: QemuIdentity,
+        monitor: Arc<dyn Monitor>,
+        stage: SwitchoverStage,
+    ) -> Self {
+        Self {
+            oom_kills: oom_kills::count(&qemu.process),
+            client: qemu.client,
             monitor,
             qemu: QemuResources {
-                process,
-                ram,
-                addresses,
-                description,
-                processors,
+                process: qemu.process,
+                ram: qemu.ram,
+                addresses: qemu.addresses,
+                description: qemu.description,
+                processors: qemu.processors,
             },
-            stage: SwitchoverStage::NotStarted,
+            stage,
             prepared: None,
             saving: None,
             unchecked: None,
@@ -223,21 +224,21 @@ impl QemuSource {
             node_may_exist: false,
             log: None,
             needs_drain: false,
-            drains,
+            drains: qemu.drains,
             userfault: None,
             identity,
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
             offered_disks: OfferedDisks::default(),
             copies: DiskCopies::default(),
-            machine,
-            domain,
-            mode,
-            allowed: allowed.clone(),
+            machine: qemu.machine,
+            domain: None,
+            mode: None,
+            allowed: AllowedTypes::default(),
             holds_images: false,
             detached: false,
-            _lock: lock,
-        })
+            _lock: qemu.lock,
+        }
     }
 
     /// Checks that the guest can be moved in this mode: pre-copy rounds and
@@ -304,43 +305,10 @@ impl QemuSource {
                 tracing::warn!(error = %Report::new(&error), "closing the dirty log of the previous engine");
             }
         }
-        Ok(Some(Self {
-            oom_kills: oom_kills::count(&process),
-            client: None,
-            monitor,
-            qemu: QemuResources {
-                process,
-                ram: Arc::new(ram),
-                addresses: identity.addresses(),
-                description: identity.description.clone(),
-                // They were compared before the guest was moved.
-                processors: Processors::default(),
-            },
-            stage: SwitchoverStage::Saved,
-            prepared: None,
-            saving: None,
-            unchecked: None,
-            saved: None,
-            paused_at: None,
-            move_lock: None,
-            node_may_exist: false,
-            log: None,
-            needs_drain: false,
-            drains: false,
-            userfault: None,
-            identity: identity.clone(),
-            undo: reattach_info.undo.clone(),
-            undo_recorder: UndoRecorder::default(),
-            offered_disks: OfferedDisks::default(),
-            copies: DiskCopies::default(),
-            machine: Machine::default(),
-            domain: None,
-            mode: None,
-            allowed: AllowedTypes::default(),
-            holds_images: false,
-            detached: false,
-            _lock: lock,
-        }))
+        let qemu = identity.reattached(process, ram, lock);
+        let mut source = Self::of(qemu, identity.clone(), monitor, SwitchoverStage::Saved);
+        source.undo = reattach_info.undo.clone();
+        Ok(Some(source))
     }
 
     /// What another program needs to know to reattach, as of now.
