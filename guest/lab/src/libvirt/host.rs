@@ -157,8 +157,8 @@ impl LibvirtHost {
         Ok(output.trim().to_owned())
     }
 
-    /// The process IDs, on the host, of all programs with this name: at most 15 bytes, as the kernel
-    /// keeps it. A host's root may have no `pgrep`.
+    /// The process IDs, on the host, of all programs with this name: at most 15 bytes, as the
+    /// kernel keeps it. A host's root may have no `pgrep`.
     ///
     /// # Errors
     /// When no command runs on the host.
