@@ -54,9 +54,19 @@ impl LoadedQemu {
         });
     }
 
-    /// Kills QEMU.
+    /// Kills QEMU, and waits until it has ended, which takes a moment on a busy machine.
     pub(super) fn kill(self) {
         signal(self.pid, "KILL");
+        let process = PathBuf::from(format!("/proc/{}", self.pid));
+        eventually("QEMU to end", || {
+            let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
+            let threads = std::fs::read_dir(process.join("task")).map_or(0, Iterator::count);
+            // Its parent may not have waited for it.
+            match status.is_empty() || (threads == 1 && status.contains("State:\tZ")) {
+                true => Ok(()),
+                false => Err(status),
+            }
+        });
     }
 
     /// Lets QEMU continue.
