@@ -5,8 +5,6 @@ use std::os::unix::fs::FileExt;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_lab::{HugePageSize, HugePages};
 use hikkoshi_pages::{GuestRange, RamBlock};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
-use serde_json::json;
 
 use crate::support::{Mounted, Qemu, RamPath, eventually, options, usual, with_each};
 
@@ -33,7 +31,7 @@ fn one_backend() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "-smp 2 -cpu qemu64 -vga std");
         let before = qemu.traces();
-        let source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let source = qemu.source();
         assert_eq!(source.pid(), qemu.pid());
         assert_eq!(
             blocks(&source),
@@ -67,11 +65,8 @@ fn one_backend() {
             .unwrap();
         assert_eq!(&found[..13], b"from the file");
         drop(source);
-        let read = qemu.execute(
-            "human-monitor-command",
-            json!({ "command-line": "xp /13c 0x1000000" }),
-        );
-        assert!(read.as_str().unwrap().contains("'f' 'r' 'o' 'm'"), "{read}");
+        let read = qemu.human("xp /13c 0x1000000");
+        assert!(read.contains("'f' 'r' 'o' 'm'"), "{read}");
         assert_eq!(qemu.traces(), before);
     });
 }
@@ -83,14 +78,11 @@ fn the_guest_addresses_do_not_depend_on_the_guests_state() {
         let fresh = Qemu::usual(program, "-S -vga std");
         let used = Qemu::usual(program, "-vga std");
         eventually("the firmware write-protects its copy", || {
-            let view = used.execute(
-                "human-monitor-command",
-                json!({ "command-line": "info mtree -f" }),
-            );
-            view.as_str().unwrap().contains("rom): ram")
+            let view = used.human("info mtree -f");
+            view.contains("rom): ram")
         });
-        let fresh = QemuSource::attach(&fresh.qmp()).unwrap();
-        let used = QemuSource::attach(&used.qmp()).unwrap();
+        let fresh = fresh.source();
+        let used = used.source();
         assert_eq!(blocks(&fresh), blocks(&used));
         assert!(!fresh.describe().running);
     });
@@ -114,7 +106,7 @@ fn numa_backends_a_dimm_and_a_folder_as_path() {
         let mut qemu = Qemu::start(program, second, &options(&line));
         qemu.keep(first);
         qemu.keep(dimm);
-        let source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let source = qemu.source();
         let found = blocks(&source);
         let ids: Vec<_> = found.iter().map(|block| block.id.as_str()).collect();
         assert_eq!(ids, ["node0", "node1", "dimm-memory"], "by guest address");
@@ -137,7 +129,7 @@ fn a_backend_on_both_sides_of_the_hole_and_a_removed_file() {
             if replaced {
                 std::fs::write(&qemu.ram.0, b"something else").unwrap();
             }
-            let source = QemuSource::attach(&qemu.qmp()).unwrap();
+            let source = qemu.source();
             assert_eq!(
                 blocks(&source)[0].guest,
                 [range(0, 0, 2 * GIB), range(4 * GIB, 2 * GIB, GIB)]
@@ -172,7 +164,7 @@ fn a_part_of_a_file() {
             ram.as_str()
         );
         let qemu = Qemu::start(program, ram, &options(&line));
-        let source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let source = qemu.source();
         let offsets: Vec<_> = source
             .ram()
             .backings()
@@ -200,7 +192,7 @@ fn huge_pages_both_named_and_in_a_folder() {
                  -object memory-backend-file,id=ram,size=64M,mem-path={path},share=on"
             );
             let qemu = Qemu::start(program, ram, &options(&line));
-            let destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+            let destination = qemu.destination();
             assert_eq!(destination.describe().blocks[0].host_page, 2 * MIB);
         }
     });

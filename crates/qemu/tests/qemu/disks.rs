@@ -7,7 +7,7 @@ use std::process::Command;
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationDisks, DestinationGuest, SourceDisks, SourceGuest};
-use hikkoshi_qemu::{AttachError, DiskSelection, QemuDestination, QemuSource, Refusal};
+use hikkoshi_qemu::{AttachError, DiskSelection, QemuSource, Refusal};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -69,8 +69,8 @@ fn counterparts(
 ) -> Result<Vec<String>, String> {
     let source = Qemu::usual(program, here);
     let destination = Qemu::usual(program, &format!("-incoming defer {there}"));
-    let mut from = QemuSource::attach(&source.qmp()).unwrap();
-    let mut to = QemuDestination::attach(&destination.qmp()).unwrap();
+    let mut from = source.source();
+    let mut to = destination.destination();
     copy(&mut from, &[], &[])?;
     let disks = from.offered();
     let rows = source.execute("query-block", json!({}));
@@ -206,7 +206,7 @@ fn a_disk_of_which_little_is_known_has_to_be_named() {
         line += "-device virtio-blk-pci,drive=a,id=vda -device virtio-blk-pci,drive=b,id=vdb \
                  -device virtio-blk-pci,drive=cd,id=vdc";
         let qemu = Qemu::usual(program, &line);
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         let left = copy(&mut source, &[], &[]).unwrap();
         assert_eq!(left, ["the disk vdc is not copied: it is read-only"]);
         assert_eq!(source.offered().copied().count(), 2);
@@ -240,7 +240,7 @@ fn a_disk_that_passes_commands_on_is_not_copied() {
         let device = "-device virtio-blk-pci,disable-modern=on,disable-legacy=off,scsi=on,drive=a,\
                       id=vda";
         let qemu = Qemu::usual(program, &(images.drive("a", "id=a") + device));
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         for named in [&[][..], &["vda"]] {
             let error = copy(&mut source, named, &[]).unwrap_err();
             let expected = "copying the disk vda: its device has scsi=on, so what the guest does";
@@ -271,7 +271,7 @@ fn copies_that_a_killed_engine_has_left_are_ended() {
         let line = images.drive("a", "id=a") + "-device virtio-blk-pci,drive=a,id=vda";
         let qemu = Qemu::usual(program, &line);
         // One that runs is left alone.
-        let mut other = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut other = qemu.source();
         begin_copy(&qemu);
         let error = QemuSource::attach(&qemu.owners()).unwrap_err();
         let is_copy =
@@ -292,7 +292,7 @@ fn copies_that_a_killed_engine_has_left_are_ended() {
         );
         other.release().unwrap();
         drop(other);
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         assert_eq!(qemu.execute("query-jobs", json!({})), json!([]));
         let nodes = qemu.execute("query-named-block-nodes", json!({ "flat": true }));
         assert!(!nodes.to_string().contains("hikkoshi-disk"), "{nodes}");
@@ -322,7 +322,7 @@ fn the_server_that_a_killed_engine_has_left_is_stopped() {
         // Of another program.
         qemu.execute("nbd-server-start", address);
         qemu.execute("block-export-add", export("backup"));
-        drop(QemuDestination::attach(&qemu.qmp()).unwrap());
+        drop(qemu.destination());
         assert_eq!(exports(), 1);
         qemu.execute(
             "block-export-del",
@@ -330,7 +330,7 @@ fn the_server_that_a_killed_engine_has_left_is_stopped() {
         );
         crate::support::eventually("the export to be removed", || exports() == 0);
         qemu.execute("block-export-add", export("hikkoshi-disk-0"));
-        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let mut destination = qemu.destination();
         assert_eq!(exports(), 0);
         let mut client = qemu.client();
         let stopped = client.execute("nbd-server-stop", json!({}));
@@ -345,8 +345,8 @@ fn compared(program: &Program, [here, there]: [&str; 2], shared: bool) -> [Strin
     let device = "-device virtio-blk-pci,drive=a,id=vda";
     let source = Qemu::usual(program, &format!("{here} {device}"));
     let destination = Qemu::usual(program, &format!("-incoming defer {there} {device}"));
-    let mut from = QemuSource::attach(&source.qmp()).unwrap();
-    let mut to = QemuDestination::attach(&destination.qmp()).unwrap();
+    let mut from = source.source();
+    let mut to = destination.destination();
     let selection = DiskSelection {
         shared: shared.then(Vec::new),
         ..DiskSelection::default()
@@ -457,7 +457,7 @@ fn a_cd_is_read_only() {
             + "-device virtio-blk-pci,drive=a,id=vda -device ide-cd,drive=cd,id=cd0 \
                -device virtio-scsi-pci,id=s -device scsi-cd,bus=s.0,drive=scsi,id=cd1";
         let qemu = Qemu::usual(program, &line);
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         let mut left = copy(&mut source, &[], &[]).unwrap();
         left.sort();
         let cd = |name| format!("the disk {name} is not copied: it is read-only");

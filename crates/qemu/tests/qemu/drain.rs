@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
-use hikkoshi_qemu::QemuSource;
 use serde_json::json;
 
 use crate::support::{Qemu, with_each};
@@ -30,12 +29,12 @@ fn only_direct_io_needs_drains() {
         ] {
             let (_image, option) = disk(cache);
             let qemu = Qemu::usual(program, &option);
-            let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+            let mut source = qemu.source();
             let _log = source.start_dirty_log().unwrap();
             assert_eq!(source.needs_drain(), needed, "cache={cache}");
         }
         let qemu = Qemu::usual(program, "");
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         let _log = source.start_dirty_log().unwrap();
         assert!(!source.needs_drain(), "no disk");
     });
@@ -47,7 +46,7 @@ fn a_drained_guest_continues_to_run() {
         let (_image, option) = disk("none");
         let qemu = Qemu::usual(program, &option);
         let before = qemu.traces();
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         let log = source.start_dirty_log().unwrap();
         for _ in 0..10 {
             source.drain(&CancelFlag::new()).unwrap();
@@ -65,7 +64,7 @@ fn a_drain_can_be_cancelled() {
     with_each(|program| {
         let (_image, option) = disk("none");
         let qemu = Qemu::usual(program, &option);
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         let _log = source.start_dirty_log().unwrap();
         let signal = |name: &str| {
             let pid = qemu.pid().to_string();

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, DestinationProcess, SourceGuest};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::{Qemu, with_each};
+use crate::support::{Qemu, device_state, with_each};
 
 const NAMES: [&str; 2] = ["one", "two"];
 
@@ -48,14 +47,11 @@ fn images_of_a_refused_guest_are_released_for_its_source() {
         let both = both.join(" ");
         let from = Qemu::usual(program, &both);
         let mut to = Qemu::usual(program, &format!("-incoming defer {both}"));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut source = from.source();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         source.pause().unwrap();
-        let mut state = Vec::new();
-        source
-            .save_device_state(&mut state, &CancelFlag::new())
-            .unwrap();
+        let state = device_state(&mut source);
         destination.load_device_state(state).unwrap();
         // No QEMU holds the images now, and another one locks the second.
         let other = Qemu::usual(program, &disk(NAMES[1], &images[1]));

@@ -2,7 +2,6 @@
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::{Machine, MachineMismatch};
 
 use crate::support::{Program, Qemu, RamPath, options, usual, versions, with_each};
@@ -14,14 +13,11 @@ fn machine(program: &Program, incoming: bool, more: &str) -> Machine {
     all.extend(options(more));
     if !incoming {
         let qemu = Qemu::start(program, ram, &all);
-        return QemuSource::attach(&qemu.qmp()).unwrap().hardware().machine;
+        return qemu.source().hardware().machine;
     }
     all.extend(options("-incoming defer"));
     let qemu = Qemu::start(program, ram, &all);
-    QemuDestination::attach(&qemu.qmp())
-        .unwrap()
-        .hardware()
-        .machine
+    qemu.destination().hardware().machine
 }
 
 fn mismatch(program: &Program, source: &str, destination: &str) -> (MachineMismatch, String) {

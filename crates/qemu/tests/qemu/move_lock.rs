@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, Mode, SourceGuest, SourceProcess};
+use hikkoshi_engine::{Mode, SourceGuest, SourceProcess};
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, MonitorSocket};
 use hikkoshi_qemu::{
@@ -25,7 +25,7 @@ use rustix::net::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Program, Qemu, RamPath, eventually, with_each};
+use crate::support::{Program, Qemu, RamPath, device_state, eventually, says, with_each};
 
 /// The block node by which QEMU refuses.
 const NODE: &str = "moved-by-hikkoshi";
@@ -202,13 +202,7 @@ fn attach_by(monitor: &Arc<SharedMonitor>) -> QemuSource {
 /// Pauses the guest and saves its device state.
 fn save(source: &mut QemuSource) {
     source.pause().unwrap();
-    save_paused(source);
-}
-
-fn save_paused(source: &mut QemuSource) {
-    source
-        .save_device_state(&mut io::sink(), &CancelFlag::new())
-        .unwrap();
+    device_state(source);
 }
 
 /// QEMU's reason to refuse this command of another program.
@@ -347,7 +341,7 @@ fn a_guest_that_others_resume_or_reset_before_the_handover_stays() {
                 false => {
                     source.pause().unwrap();
                     qemu.execute("cont", json!({}));
-                    save_paused(&mut source);
+                    device_state(&mut source);
                     assert_eq!(qemu.state(), "running");
                 }
             }
@@ -423,8 +417,7 @@ fn a_reset_of_a_handed_over_guest_is_reported_once() {
         };
         check().unwrap();
         reset(&qemu);
-        let error = Report::new(check().unwrap_err()).to_string();
-        assert!(error.contains("was reset at the source"), "{error}");
+        says(&check().unwrap_err(), &["was reset at the source"]);
         check().unwrap();
         assert!(refusal(&qemu, "cont").contains(LOCKED));
     });

@@ -23,7 +23,7 @@ use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use serde_json::json;
 
-use crate::support::{Program, Qemu, eventually, with_each};
+use crate::support::{Program, Qemu, device_state, eventually, with_each};
 
 /// Runs the guest when QEMU has loaded the stream, as libvirt does.
 #[derive(Debug)]
@@ -64,13 +64,11 @@ impl MachineOwner for Owner {
     }
 
     fn finish(&mut self, _: &LoadedGuest, _: &CancelFlag) -> Result<Instant, NotRun> {
-        let refused = self.refuses;
         let mut client = self.wait_loaded();
-        if refused {
-            let what = "it does not want to".to_owned();
+        if self.refuses {
             return Err(NotRun {
-                what,
-                never_ran: refused,
+                what: "it does not want to".to_owned(),
+                never_ran: true,
             });
         }
         client.execute("cont", json!({})).unwrap();
@@ -261,10 +259,7 @@ impl Destination {
 /// Pauses, saves, and copies the memory, as the engine does.
 fn transfer(source: &mut QemuSource, destination: &QemuDestination) -> Vec<u8> {
     source.pause().unwrap();
-    let mut state = Vec::new();
-    source
-        .save_device_state(&mut state, &CancelFlag::new())
-        .unwrap();
+    let state = device_state(source);
     let (from, to) = (source.ram(), destination.ram());
     let writer = RamWriter::open(to).unwrap();
     writer.clear_all().unwrap();
@@ -274,6 +269,13 @@ fn transfer(source: &mut QemuSource, destination: &QemuDestination) -> Vec<u8> {
         writer.write(pages, &bytes).unwrap();
     }
     state
+}
+
+/// Moves the guest up to *ready*.
+fn load(source: &mut QemuSource, destination: &mut QemuDestination) {
+    destination.prepare().unwrap();
+    let state = transfer(source, destination);
+    destination.load_device_state(state).unwrap();
 }
 
 /// Where QEMU itself says that the blocks begin; 7.2 does not.
@@ -309,7 +311,7 @@ fn a_guest_moves_through_a_pipe_that_a_helper_reads() {
 
 fn move_through(program: &Program, to: &Destination) {
     let from = source(program);
-    let mut source = QemuSource::attach(&from.qmp()).unwrap();
+    let mut source = from.source();
     let mut destination = to.attach(&source, false);
     let layout = destination.ram();
     let names = layout.layout().blocks().map(|(block, _)| block.id.clone());
@@ -322,9 +324,7 @@ fn move_through(program: &Program, to: &Destination) {
             assert!(told.contains(block), "{block:x?} of {told:x?}");
         }
     }
-    destination.prepare().unwrap();
-    let state = transfer(&mut source, &destination);
-    destination.load_device_state(state).unwrap();
+    load(&mut source, &mut destination);
     assert_eq!(to.qemu.state(), "inmigrate", "not completed before the end");
     assert_eq!(to.descriptors(), 2, "it holds the pipe itself");
     destination.resume(true, &CancelFlag::new()).unwrap();
@@ -351,11 +351,9 @@ fn another_program_ends_the_stream_that_a_helper_reads() {
 
 fn end_by_another(program: &Program, to: &Destination) {
     let from = source(program);
-    let mut source = QemuSource::attach(&from.qmp()).unwrap();
+    let mut source = from.source();
     let mut destination = to.attach(&source, false);
-    destination.prepare().unwrap();
-    let state = transfer(&mut source, &destination);
-    destination.load_device_state(state).unwrap();
+    load(&mut source, &mut destination);
     let info = destination.reattach_info().get();
     // A cancelled engine ends nothing.
     let cancelled = CancelFlag::new();
@@ -383,13 +381,11 @@ fn end_by_another(program: &Program, to: &Destination) {
 fn a_guest_that_was_not_run_is_given_back() {
     with_each(|program| {
         let from = source(program);
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut source = from.source();
         for (refuses, running) in [(true, true), (false, false)] {
             let mut to = Destination::start(program);
             let mut destination = to.attach(&source, refuses);
-            destination.prepare().unwrap();
-            let state = transfer(&mut source, &destination);
-            destination.load_device_state(state).unwrap();
+            load(&mut source, &mut destination);
             destination.resume(running, &CancelFlag::new()).unwrap_err();
             assert!(destination.never_ran());
             to.qemu.wait();
@@ -407,7 +403,7 @@ fn a_guest_that_was_not_run_is_given_back() {
 fn a_guest_whose_owner_does_not_answer_is_given_back() {
     with_each(|program| {
         let from = source(program);
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut source = from.source();
         let mut to = Destination::start(program);
         let owner = Owner {
             monitor: to.qemu.owners(),
@@ -415,9 +411,7 @@ fn a_guest_whose_owner_does_not_answer_is_given_back() {
             hangs: true,
         };
         let mut destination = to.attach_with(&source, Box::new(owner));
-        destination.prepare().unwrap();
-        let state = transfer(&mut source, &destination);
-        destination.load_device_state(state).unwrap();
+        load(&mut source, &mut destination);
         let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
         let text = error_reporter::Report::new(&error).to_string();
         assert!(text.contains("it does not answer"), "{text}");
@@ -460,7 +454,7 @@ fn a_helper_whose_output_is_closed_is_noticed() {
 fn a_guest_that_has_run_differs_from_one_that_never_ran() {
     with_each(|program| {
         let (from, to) = (source(program), Destination::start(program));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut source = from.source();
         let never_ran = Arc::new(Mutex::new(Vec::new()));
         let owner = Pausing {
             owner: Owner {
@@ -471,9 +465,7 @@ fn a_guest_that_has_run_differs_from_one_that_never_ran() {
             never_ran: Arc::clone(&never_ran),
         };
         let mut destination = to.attach_with(&source, Box::new(owner));
-        destination.prepare().unwrap();
-        let state = transfer(&mut source, &destination);
-        destination.load_device_state(state).unwrap();
+        load(&mut source, &mut destination);
         destination.resume(true, &CancelFlag::new()).unwrap();
         // Paused twice, paused after it has run, and running.
         let looked = never_ran.lock().unwrap().clone();
@@ -497,7 +489,7 @@ fn a_bad_device_state_behind_a_helper_is_an_error() {
 
 fn refuse(program: &Program, mut to: Destination) -> Destination {
     let from = source(program);
-    let mut source = QemuSource::attach(&from.qmp()).unwrap();
+    let mut source = from.source();
     let mut destination = to.attach(&source, false);
     destination.prepare().unwrap();
     let mut state = transfer(&mut source, &destination);

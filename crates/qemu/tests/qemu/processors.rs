@@ -4,17 +4,13 @@ use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::Processors;
 use serde_json::json;
 
-use crate::support::{Program, Qemu, accelerator, print_always, versions, with_each};
+use crate::support::{Program, Qemu, accelerator, print_always, says, versions, with_each};
 
 fn of(qemu: &Qemu) -> Processors {
-    QemuSource::attach(&qemu.qmp())
-        .unwrap()
-        .hardware()
-        .processors
+    qemu.source().hardware().processors
 }
 
 /// The processors of a paused guest with these options.
@@ -36,7 +32,7 @@ fn a_destination_with_the_same_options_is_the_same() {
         assert_eq!(source.processors.len(), 4);
         assert_eq!(source.kinds.len(), 1, "they are identical");
         let qemu = Qemu::usual(program, &format!("{options} -incoming defer"));
-        let destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let destination = qemu.destination();
         assert_eq!(differences(&source, &destination.hardware().processors), "");
     });
 }
@@ -135,12 +131,7 @@ fn processors_that_were_plugged_in() {
             "the destination's processors with the index 1 lack cx16"
         );
         let error = source.loadable_in(&with(program, two)).unwrap_err();
-        assert!(
-            Report::new(&error)
-                .to_string()
-                .contains("list of virtual CPUs"),
-            "{error}"
-        );
+        says(&error, &["list of virtual CPUs"]);
     });
 }
 

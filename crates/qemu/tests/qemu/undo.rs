@@ -1,14 +1,14 @@
 //! Tests undoing the changes of an engine that is killed at any step before commit, with
 //! real QEMUs.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, SourceGuest};
+use hikkoshi_engine::SourceGuest;
 use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{
     QemuIdentity, QemuSource, Settings, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord,
@@ -17,7 +17,7 @@ use hikkoshi_qemu::{
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use crate::support::{Qemu, eventually, monitor, with_each};
+use crate::support::{Qemu, device_state, eventually, monitor, says, with_each};
 
 const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
 const STEP: &str = "HIKKOSHI_TEST_STEP";
@@ -47,9 +47,7 @@ fn engine() {
         match at {
             "logging" => log = Some(source.start_dirty_log().unwrap()),
             "paused" => drop(source.pause().unwrap()),
-            "saved" => source
-                .save_device_state(&mut io::sink(), &CancelFlag::new())
-                .unwrap(),
+            "saved" => drop(device_state(&mut source)),
             _ => {}
         }
         if at == step {
@@ -64,10 +62,7 @@ fn engine() {
 /// Starts an engine, kills it after `step`, and returns QEMU's identity and the last undo
 /// record.
 fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
-    let identity = QemuSource::attach(&qemu.qmp())
-        .unwrap()
-        .reattach_info()
-        .identity;
+    let identity = qemu.source().reattach_info().identity;
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "undo::engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())
@@ -106,6 +101,11 @@ fn parse(record: &str) -> UndoRecord {
     }
 }
 
+/// What undoing by the QMP socket of that QEMU has found.
+fn undone(identity: &QemuIdentity, record: &UndoRecord) -> UndoOutcome {
+    undo(identity, record, &*monitor(identity)).unwrap()
+}
+
 fn state(name: &str) -> UndoOutcome {
     UndoOutcome::Restored { state: name.into() }
 }
@@ -121,31 +121,19 @@ fn a_killed_engine_is_undone_after_every_step() {
             let stopped = matches!(step, "paused" | "saved");
             assert_eq!(record.stopped, stopped.then_some(true), "{step}");
             assert_eq!(qemu.state() == "running", !stopped, "{step}");
-            assert_eq!(
-                undo(&identity, &record, &*monitor(&identity)).unwrap(),
-                state("running")
-            );
+            assert_eq!(undone(&identity, &record), state("running"));
             assert_eq!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             // A second call changes nothing, also if the owner has paused or saved the
             // guest in the meantime.
-            assert_eq!(
-                undo(&identity, &record, &*monitor(&identity)).unwrap(),
-                state("running")
-            );
+            assert_eq!(undone(&identity, &record), state("running"));
             qemu.execute("stop", json!({}));
-            assert_eq!(
-                undo(&identity, &record, &*monitor(&identity)).unwrap(),
-                state("paused")
-            );
+            assert_eq!(undone(&identity, &record), state("paused"));
             qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
             eventually("the owner's own migration", || {
                 qemu.state() == "postmigrate"
             });
-            assert_eq!(
-                undo(&identity, &record, &*monitor(&identity)).unwrap(),
-                state("postmigrate")
-            );
+            assert_eq!(undone(&identity, &record), state("postmigrate"));
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -159,7 +147,7 @@ fn a_guest_that_its_owner_paused_stays_paused() {
             qemu.execute("stop", json!({}));
             let before = qemu.traces();
             let (identity, record) = kill_at(&qemu, step);
-            undo(&identity, &record, &*monitor(&identity)).unwrap();
+            undone(&identity, &record);
             assert_ne!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             assert!(!qemu.is_marked());
@@ -176,10 +164,7 @@ fn a_pause_by_the_owner_stays() {
         let qemu = Qemu::usual(program, "");
         let (identity, record) = kill_at(&qemu, "logging");
         qemu.execute("stop", json!({}));
-        assert_eq!(
-            undo(&identity, &record, &*monitor(&identity)).unwrap(),
-            state("paused")
-        );
+        assert_eq!(undone(&identity, &record), state("paused"));
         assert_eq!(qemu.descriptors("userfaultfd"), 0);
     });
 }
@@ -194,10 +179,7 @@ fn a_guest_that_its_owner_has_resumed_is_not_an_error() {
             assert_eq!(qemu.state(), "paused");
             qemu.execute("cont", json!({}));
             assert_eq!(qemu.state(), "running");
-            assert_eq!(
-                undo(&identity, &record, &*monitor(&identity)).unwrap(),
-                state("running")
-            );
+            assert_eq!(undone(&identity, &record), state("running"));
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -212,10 +194,7 @@ fn another_user_has_locked_the_ram_file() {
         let stranger = std::fs::File::open(&qemu.ram.0).unwrap();
         flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
         let (identity, record) = kill_at(&qemu, "saved");
-        assert_eq!(
-            undo(&identity, &record, &*monitor(&identity)).unwrap(),
-            state("running")
-        );
+        assert_eq!(undone(&identity, &record), state("running"));
         let reattach_info = SourceReattachInfo {
             identity,
             undo: record,
@@ -223,10 +202,9 @@ fn another_user_has_locked_the_ram_file() {
         let taken_up =
             QemuSource::reattach(&reattach_info, monitor(&reattach_info.identity)).unwrap();
         // Still only one at a time.
-        let error = Report::new(QemuSource::attach(&qemu.qmp()).unwrap_err()).to_string();
-        assert!(
-            error.contains("another hikkoshi process is migrating this guest"),
-            "{error}"
+        says(
+            &QemuSource::attach(&qemu.qmp()).unwrap_err(),
+            &["another hikkoshi process is migrating this guest"],
         );
         taken_up.unwrap().release().unwrap();
     });
@@ -238,7 +216,7 @@ fn another_engine_has_the_guest() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
         let (identity, record) = kill_at(&qemu, "logging");
-        let another = QemuSource::attach(&qemu.qmp()).unwrap();
+        let another = qemu.source();
         let error = undo(&identity, &record, &*monitor(&identity)).unwrap_err();
         assert!(matches!(error, UndoError::Occupied(_)), "{error}");
         let error = Report::new(error).to_string();
@@ -247,10 +225,7 @@ fn another_engine_has_the_guest() {
             "{error}"
         );
         drop(another);
-        assert_eq!(
-            undo(&identity, &record, &*monitor(&identity)).unwrap(),
-            state("running")
-        );
+        assert_eq!(undone(&identity, &record), state("running"));
     });
 }
 
@@ -258,7 +233,7 @@ fn another_engine_has_the_guest() {
 fn the_wrong_qemu_and_an_exited_one() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
-        let reattach_info = QemuSource::attach(&qemu.qmp()).unwrap().reattach_info();
+        let reattach_info = qemu.source().reattach_info();
         let SourceReattachInfo {
             identity,
             undo: record,
@@ -293,10 +268,7 @@ fn the_wrong_qemu_and_an_exited_one() {
         let error = undo(&unseen, &record, &*monitor(&unseen)).unwrap_err();
         assert!(matches!(error, UndoError::FindProcess(_)), "{error}");
         drop(qemu);
-        assert_eq!(
-            undo(&identity, &record, &*monitor(&identity)).unwrap(),
-            UndoOutcome::QemuExited
-        );
+        assert_eq!(undone(&identity, &record), UndoOutcome::QemuExited);
     });
 }
 
@@ -310,12 +282,10 @@ fn a_run_after_a_killed_one_without_undo() {
         assert_eq!(qemu.state(), "paused");
         assert!(qemu.is_marked());
         qemu.execute("cont", json!({}));
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         source.start_dirty_log().unwrap();
         source.pause().unwrap();
-        source
-            .save_device_state(&mut io::sink(), &CancelFlag::new())
-            .unwrap();
+        device_state(&mut source);
         source.resume().unwrap();
         drop(source);
         assert_eq!(qemu.state(), "running");

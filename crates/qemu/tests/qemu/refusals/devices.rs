@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use hikkoshi_qemu::{AttachError, QemuSource, Refusal};
+use hikkoshi_qemu::{AttachError, Refusal};
 
 use crate::support::{Qemu, RamPath, with_each};
 
@@ -156,6 +156,6 @@ fn a_disk_whose_writes_are_temporary() {
             refused(&qemu, &["vl.", "is a deleted file", "snapshot=on"]);
         }
         let qemu = Qemu::usual(program, &format!("-drive {disk} {device}"));
-        QemuSource::attach(&qemu.qmp()).unwrap();
+        qemu.source();
     });
 }

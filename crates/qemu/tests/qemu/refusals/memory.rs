@@ -2,10 +2,10 @@
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
-use hikkoshi_qemu::{AllowedTypes, DiskSelection, QemuDestination, QemuSource, check};
+use hikkoshi_qemu::{AllowedTypes, DiskSelection, check};
 use serde_json::json;
 
-use crate::support::{Mounted, Qemu, RamPath, options, print_always, usual, with_each};
+use crate::support::{Mounted, Qemu, RamPath, options, print_always, says, usual, with_each};
 
 use super::{memory_in, refused, start};
 
@@ -31,7 +31,7 @@ fn a_file_on_a_disk_is_noted() {
         let checked = check(&qemu.qmp(), &AllowedTypes::default(), &disks).unwrap();
         let noted = |note: &String| note.contains("ram is a shared file on a disk");
         assert!(checked.notes.iter().any(noted), "{:?}", checked.notes);
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
             source.check_mode(mode).unwrap();
         }
@@ -52,16 +52,16 @@ fn post_copy_into_a_disk_file(share: &str) {
         let line = format!("{} -incoming defer", memory_in(folder.path(), share));
         let qemu = start(program, &line);
         let before = qemu.traces();
-        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let mut destination = qemu.destination();
         let error = destination.take_userfault().unwrap_err();
-        let text = Report::new(&error).to_string();
-        for part in [
-            "\"ram\"",
-            "neither on tmpfs nor on hugetlbfs",
-            "--mode precopy",
-        ] {
-            assert!(text.contains(part), "{part:?} is not in: {text}");
-        }
+        says(
+            &error,
+            &[
+                "\"ram\"",
+                "neither on tmpfs nor on hugetlbfs",
+                "--mode precopy",
+            ],
+        );
         drop(destination);
         assert_eq!(qemu.traces(), before);
     });
@@ -79,7 +79,7 @@ fn memory_that_is_plugged_during_the_move() {
         };
         let line = "-m 64M,slots=2,maxmem=1G -machine q35";
         let qemu = start(program, line);
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         plug(&qemu, "plugged");
         let error = source.pause().unwrap_err();
         let text = Report::new(&error).to_string();
@@ -91,7 +91,7 @@ fn memory_that_is_plugged_during_the_move() {
         assert_eq!(qemu.state(), "running");
 
         let qemu = start(program, &format!("{line} -incoming defer"));
-        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let mut destination = qemu.destination();
         plug(&qemu, "plugged");
         let error = destination.prepare().unwrap_err();
         let text = Report::new(&error).to_string();
@@ -110,7 +110,7 @@ fn memory_outside_the_guest_or_mapped_twice() {
         )));
         let mut qemu = Qemu::start(program, ram, &all);
         qemu.keep(spare);
-        let source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let source = qemu.source();
         let ram = source.ram();
         let all = ram.layout().blocks();
         let main: Vec<_> = all.filter(|(block, _)| !block.guest.is_empty()).collect();
@@ -150,7 +150,7 @@ fn a_guest_that_returns_memory_to_the_host() {
         ] {
             let balloon = format!("-device virtio-balloon-pci,id=b,{property}=on{more}");
             let qemu = Qemu::usual(program, &format!("-object iothread,id=io0 {balloon}"));
-            let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+            let mut source = qemu.source();
             let error = source.check_mode(Mode::Hybrid).unwrap_err();
             let text = Report::new(&error).to_string();
             assert!(text.contains("/machine/peripheral/b"), "{text}");
@@ -160,7 +160,7 @@ fn a_guest_that_returns_memory_to_the_host() {
             source.check_mode(Mode::Precopy).unwrap();
         }
         let qemu = Qemu::usual(program, "-device virtio-balloon-pci,id=b");
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         source.check_mode(Mode::Hybrid).unwrap();
     });
 }

@@ -9,21 +9,16 @@ mod space;
 
 use std::path::Path;
 
-use error_reporter::Report;
 use hikkoshi_qemu::{AttachError, QemuSource};
 
-use crate::support::{Program, Qemu, RamPath, eventually, options};
+use crate::support::{Program, Qemu, RamPath, eventually, options, says};
 
 /// Checks that the source is refused with a message that contains all of `parts`, and
 /// that QEMU is unchanged.
 fn refused(qemu: &Qemu, parts: &[&str]) -> AttachError {
     let before = (qemu.traces(), qemu.state());
     let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
-    let text = Report::new(&error).to_string();
-    eprintln!("   {text}");
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in: {text}");
-    }
+    eprintln!("   {}", says(&error, parts));
     eventually("QEMU is unchanged", || {
         (qemu.traces(), qemu.state()) == before
     });

@@ -1,5 +1,6 @@
 //! Real QEMU processes for the tests. They always end with the test.
 
+use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -9,9 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
+use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_lab::QemuVersion;
-use hikkoshi_qemu::QemuIdentity;
 use hikkoshi_qemu::qmp::{Client, Monitor, MonitorAddress, MonitorSocket, wait_until_started};
+use hikkoshi_qemu::{QemuDestination, QemuIdentity, QemuSource};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -289,6 +292,22 @@ impl Qemu {
         self.client().execute(command, arguments).unwrap()
     }
 
+    /// What the human monitor answers.
+    pub(crate) fn human(&self, line: &str) -> String {
+        let answer = self.execute("human-monitor-command", json!({ "command-line": line }));
+        answer.as_str().unwrap().to_owned()
+    }
+
+    /// What moves the guest away.
+    pub(crate) fn source(&self) -> QemuSource {
+        QemuSource::attach(&self.qmp()).unwrap()
+    }
+
+    /// What receives a guest.
+    pub(crate) fn destination(&self) -> QemuDestination {
+        QemuDestination::attach(&self.qmp()).unwrap()
+    }
+
     /// QEMU's name for the guest's state.
     pub(crate) fn state(&self) -> String {
         self.execute("query-status", json!({}))["status"]
@@ -381,6 +400,24 @@ impl Traces {
     fn with_sockets(self, sockets: usize) -> Self {
         Self { sockets, ..self }
     }
+}
+
+/// The device state of a paused guest.
+pub(crate) fn device_state(source: &mut QemuSource) -> Vec<u8> {
+    let mut state = Vec::new();
+    let saved = source.save_device_state(&mut state, &CancelFlag::new());
+    saved.unwrap();
+    state
+}
+
+/// Checks that the message of `error`, with its causes, contains all of `parts`. Returns it.
+#[track_caller]
+pub(crate) fn says(error: &dyn Error, parts: &[&str]) -> String {
+    let text = Report::new(error).to_string();
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+    text
 }
 
 /// Waits until a condition is true, for at most 30 s.

@@ -1,12 +1,9 @@
 //! The dirty log of the guest's memory while QEMU's process and the guest write.
 
-use std::io;
-
-use hikkoshi_engine::{CancelFlag, SourceGuest};
-use hikkoshi_qemu::QemuSource;
+use hikkoshi_engine::SourceGuest;
 use serde_json::json;
 
-use crate::support::{eventually, with_each};
+use crate::support::{device_state, eventually, with_each};
 
 use super::source;
 
@@ -15,7 +12,7 @@ fn the_dirty_log_sees_qemus_writes_and_is_removed() {
     with_each(|program| {
         let from = source(program, "-S");
         let before = from.traces();
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let log = guest.start_dirty_log().unwrap();
         assert!(guest.start_dirty_log().is_err());
         let all = guest.ram().layout().all();
@@ -25,9 +22,7 @@ fn the_dirty_log_sees_qemus_writes_and_is_removed() {
         // Saving and resuming do not affect it. Loading a part of memory is a write of
         // QEMU itself.
         guest.pause().unwrap();
-        guest
-            .save_device_state(&mut io::sink(), &CancelFlag::new())
-            .unwrap();
+        device_state(&mut guest);
         guest.resume().unwrap();
         guest.release().unwrap();
         guest.release().unwrap();
@@ -45,7 +40,7 @@ fn the_dirty_log_sees_the_guests_writes() {
         // any log: under KVM with QEMU 10.0, 10 of 20 resets did so 150 ms after QEMU's start.
         let from = source(program, "-S");
         let before = from.traces();
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let log = guest.start_dirty_log().unwrap();
         let all = guest.ram().layout().all();
         let mut dirty = 0;

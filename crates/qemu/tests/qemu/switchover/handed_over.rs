@@ -26,7 +26,7 @@ fn a_qemu_that_exits_after_the_handover_keeps_its_ram_file() {
                 let of = json!({ "path": "/objects/ram", "property": "discard-data" });
                 qemu.execute("qom-get", of)
             };
-            let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+            let mut source = qemu.source();
             save(&mut source);
             assert_eq!(discards(&qemu), false);
             if handed_over {
@@ -53,7 +53,7 @@ fn a_qemu_that_exits_after_the_handover_keeps_its_ram_file() {
 fn a_handed_over_guest_that_runs_is_noticed() {
     with_each(|program| {
         let qemu = source(program, "");
-        let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut engine = qemu.source();
         save(&mut engine);
         let reattach_info = engine.reattach_info();
         engine.leave();
@@ -91,7 +91,7 @@ fn the_disks_of_a_paused_guest_are_released_after_the_handover() {
             let qemu = source(program, &drive);
             qemu.execute("stop", json!({}));
             let before = qemu.traces();
-            let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
+            let mut engine = qemu.source();
             save(&mut engine);
             assert!(is_locked(&image), "until the handover");
             let reattach_info = engine.reattach_info();

@@ -2,10 +2,10 @@
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
+use hikkoshi_qemu::QemuDestination;
 use serde_json::json;
 
-use crate::support::{eventually, with_each};
+use crate::support::{eventually, says, with_each};
 
 use super::{copy_memory, destination, save, signal, source};
 
@@ -17,7 +17,7 @@ fn flash_memory_is_read_at_resume() {
         image.as_file().set_len(256 << 10).unwrap();
         let path = image.path().display();
         let qemu = source(program, &format!("-drive if=pflash,format=raw,file={path}"));
-        let source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let source = qemu.source();
         let ram = source.ram();
         let block = |number| &*ram.layout().block(number).unwrap().0.id;
         let read: Vec<&str> = source.read_at_resume().into_iter().map(block).collect();
@@ -29,13 +29,13 @@ fn flash_memory_is_read_at_resume() {
 fn a_bad_device_state_is_refused_with_qemus_message() {
     with_each(|program| {
         let from = source(program, "");
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let state = save(&mut guest);
         guest.resume().unwrap();
         let short = state[..state.len() / 2].to_vec();
         for bad in [b"no device state at all".to_vec(), Vec::new(), short] {
             let mut to = destination(program, "");
-            let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+            let mut destination = to.destination();
             destination.prepare().unwrap();
             let error = destination.load_device_state(bad).unwrap_err();
             let text = Report::new(&error).to_string();
@@ -44,10 +44,7 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
             assert!(is_there && !text.contains("says why"), "{text}");
             assert!(!text.contains("the same options"), "{text}");
             let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
-            assert!(
-                Report::new(&error).to_string().contains("not been loaded"),
-                "{error}"
-            );
+            says(&error, &["not been loaded"]);
             // Also works with a QEMU that has exited.
             destination.release().unwrap();
             drop(destination);
@@ -57,12 +54,7 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
                 assert!(text.contains("load of migration failed"), "{text}");
                 assert!(to.is_running());
                 let error = QemuDestination::attach(&to.qmp()).unwrap_err();
-                assert!(
-                    Report::new(&error)
-                        .to_string()
-                        .contains("was sent a guest before"),
-                    "{error}"
-                );
+                says(&error, &["was sent a guest before"]);
             }
         }
     });
@@ -73,9 +65,9 @@ fn another_machine_refuses_the_state() {
     with_each(|program| {
         let from = source(program, "-device virtio-rng-pci");
         let to = destination(program, "");
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let state = save(&mut guest);
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         let error = destination.load_device_state(state).unwrap_err();
         let text = Report::new(&error).to_string();
@@ -94,18 +86,15 @@ fn another_machine_refuses_the_state() {
 fn a_guest_that_another_program_starts_too_early_is_paused() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut guest = from.source();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         // In this state `cont` means: run as soon as the guest is loaded.
         to.execute("cont", json!({}));
         let state = save(&mut guest);
         copy_memory(&guest, &destination);
         let error = destination.load_device_state(state).unwrap_err();
-        assert!(
-            Report::new(&error).to_string().contains("another program"),
-            "{error}"
-        );
+        says(&error, &["another program"]);
         assert_eq!(to.state(), "paused");
         guest.resume().unwrap();
         drop(guest);
@@ -117,10 +106,10 @@ fn a_guest_that_another_program_starts_too_early_is_paused() {
 fn loading_can_be_cancelled() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let state = save(&mut guest);
         guest.resume().unwrap();
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut destination = to.destination();
         let cancel = CancelFlag::new();
         destination.cancel_load_with(cancel.clone());
         destination.prepare().unwrap();
@@ -132,10 +121,7 @@ fn loading_can_be_cancelled() {
         });
         cancel.cancel();
         let error = destination.load_device_state(state).unwrap_err();
-        assert!(
-            Report::new(&error).to_string().contains("cancelled"),
-            "{error}"
-        );
+        says(&error, &["cancelled"]);
         signal(to.pid(), rustix::process::Signal::CONT);
         destination.release().unwrap();
     });

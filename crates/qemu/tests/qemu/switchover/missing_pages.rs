@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
 use hikkoshi_linux::{HostAddr, HostRange, Process, StopEventFd};
 use hikkoshi_memory::{GuestRam, RamWriter};
@@ -12,7 +11,7 @@ use hikkoshi_userfault::{
     EventBuffer, Ready, RegisterMode, Userfault, UserfaultEvent, close_remote,
 };
 
-use crate::support::{Qemu, eventually, monitor, with_each};
+use crate::support::{Qemu, eventually, monitor, says, with_each};
 
 use super::{destination, load, save, source};
 
@@ -38,8 +37,8 @@ fn copy_page(ram: &GuestRam, page: Page, userfault: &Userfault, places: &[(Page,
 fn missing_pages_fault_during_and_after_loading() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut source = from.source();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         let state = save(&mut source);
         let (userfault, addresses) = destination.take_userfault().unwrap();
@@ -110,12 +109,12 @@ fn userfault_count(qemu: &Qemu) -> u64 {
 fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
     with_each(|program| {
         let from = source(program, "-S");
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let state = save(&mut guest);
         guest.resume().unwrap();
         // Nothing loaded yet: closed.
         let to = destination(program, "");
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut destination = to.destination();
         destination.take_userfault().unwrap();
         assert_eq!(to.descriptors("userfaultfd"), 1);
         drop(destination);
@@ -123,7 +122,7 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
         // Loaded: stays open, whether dropped or abandoned.
         for abandon in [true, false] {
             let to = self::destination(program, "");
-            let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+            let mut destination = to.destination();
             destination.prepare().unwrap();
             destination.take_userfault().unwrap();
             destination.load_device_state(state.clone()).unwrap();
@@ -133,17 +132,9 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
             drop(destination);
             assert_eq!(to.descriptors("userfaultfd"), 1);
             let error = QemuDestination::attach(&to.qmp()).unwrap_err();
-            assert!(
-                Report::new(&error).to_string().contains("-incoming defer"),
-                "{error}"
-            );
+            says(&error, &["-incoming defer"]);
             let error = QemuSource::attach(&to.qmp()).unwrap_err();
-            assert!(
-                Report::new(&error)
-                    .to_string()
-                    .contains("pages may be missing"),
-                "{error}"
-            );
+            says(&error, &["pages may be missing"]);
         }
     });
 }
@@ -154,11 +145,11 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
 fn a_closed_userfaultfd_is_noticed() {
     with_each(|program| {
         let from = source(program, "-S");
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         let state = save(&mut guest);
         guest.resume().unwrap();
         let to = destination(program, "");
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         destination.take_userfault().unwrap();
         destination.load_device_state(state).unwrap();
@@ -177,8 +168,10 @@ fn a_closed_userfaultfd_is_noticed() {
             QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity), |_| None)
                 .unwrap()
                 .unwrap();
-        let error = Report::new(again.check_userfault().unwrap_err()).to_string();
-        assert!(error.contains("cannot be trusted"), "{error}");
+        says(
+            &again.check_userfault().unwrap_err(),
+            &["cannot be trusted"],
+        );
         assert!(again.take_userfault().is_err());
         assert_eq!(to.descriptors("userfaultfd"), 0, "it took no other one");
     });

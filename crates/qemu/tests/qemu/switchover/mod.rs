@@ -15,7 +15,7 @@ use hikkoshi_memory::RamWriter;
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
 
-use crate::support::{Program, Qemu, RamPath, with_each};
+use crate::support::{Program, Qemu, RamPath, device_state, with_each};
 
 fn source(program: &Program, more: &str) -> Qemu {
     Qemu::usual(program, &format!("-vga std -smp 2 {more}"))
@@ -43,10 +43,7 @@ fn save(source: &mut QemuSource) -> Vec<u8> {
     let stopped = source.pause().unwrap();
     let paused = Instant::now();
     assert!(stopped >= asked && stopped <= paused);
-    let mut state = Vec::new();
-    source
-        .save_device_state(&mut state, &CancelFlag::new())
-        .unwrap();
+    let state = device_state(source);
     eprintln!(
         "   to STOP {:?}, to its answer {:?}, saved {:?}, {} bytes",
         stopped - asked,
@@ -70,8 +67,8 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
         for start in ["", "-S"] {
             let (from, to) = (source(program, ""), destination(program, start));
             let (before_from, before_to) = (from.traces(), to.traces());
-            let mut source = QemuSource::attach(&from.qmp()).unwrap();
-            let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+            let mut source = from.source();
+            let mut destination = to.destination();
             source
                 .describe()
                 .compatible_with(destination.describe())
@@ -109,7 +106,7 @@ fn signal(pid: u32, signal: rustix::process::Signal) {
 fn a_device_state_with_a_lot_of_video_memory() {
     with_each(|program| {
         let from = Qemu::usual(program, "-device VGA,vgamem_mb=64 -smp 2");
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         for _ in 0..2 {
             let state = save(&mut guest);
             assert!(!state.is_empty());
@@ -131,7 +128,7 @@ fn a_qemu_of_another_user_in_the_background_or_sandboxed() {
             let from = source(program, how);
             let pid = from.client().peer().unwrap();
             let before = from.traces();
-            let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+            let mut guest = from.source();
             assert_eq!(guest.pid(), pid);
             let log = guest.start_dirty_log().unwrap();
             log.take(guest.ram().layout().all(), &mut |_| {}).unwrap();

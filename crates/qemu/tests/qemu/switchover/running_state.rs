@@ -1,12 +1,10 @@
 //! A guest that its owner pauses or resumes is paused or runs afterwards, wherever it is.
 
-use std::io;
-
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
+use hikkoshi_qemu::QemuSource;
 use serde_json::json;
 
-use crate::support::with_each;
+use crate::support::{device_state, with_each};
 
 use super::{copy_memory, destination, load, save, source};
 
@@ -16,7 +14,7 @@ fn a_guest_that_its_owner_pauses_after_the_preparation() {
     with_each(|program| {
         let qemu = source(program, "");
         let before = qemu.traces();
-        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let mut source = qemu.source();
         source.prepare_pause().unwrap();
         assert_eq!(qemu.state(), "running");
         qemu.execute("stop", json!({}));
@@ -44,19 +42,17 @@ fn a_guest_that_its_owner_pauses_after_the_preparation() {
 fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
     with_each(|program| {
         let (from, to) = (source(program, ""), destination(program, ""));
-        let source = QemuSource::attach(&from.qmp()).unwrap();
+        let source = from.source();
         assert!(source.describe().running);
         drop(source);
         from.execute("stop", json!({}));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut source = from.source();
         assert!(!source.describe().running);
         // It is restored after the pause and after the save.
         for saves in [false, true] {
             source.pause().unwrap();
             if saves {
-                source
-                    .save_device_state(&mut io::sink(), &CancelFlag::new())
-                    .unwrap();
+                device_state(&mut source);
             }
             source.resume().unwrap();
             assert_eq!(from.state(), "paused");
@@ -64,18 +60,16 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         }
         drop(source);
         // Dropped without a decision when saved: it may run elsewhere.
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut source = from.source();
         source.pause().unwrap();
-        source
-            .save_device_state(&mut io::sink(), &CancelFlag::new())
-            .unwrap();
+        device_state(&mut source);
         drop(source);
         assert_eq!(from.state(), "paused");
         let error = QemuSource::attach(&from.qmp()).unwrap_err();
         assert!(error.may_be_handed_over(), "{error}");
         from.execute("object-del", json!({ "id": "hikkoshi-paused" }));
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut source = from.source();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         let state = save(&mut source);
         copy_memory(&source, &destination);
@@ -98,7 +92,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
 fn the_running_state_is_the_one_at_the_switchover() {
     with_each(|program| {
         let from = source(program, "");
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         assert!(guest.describe().running);
         from.execute("stop", json!({}));
         guest.pause().unwrap();

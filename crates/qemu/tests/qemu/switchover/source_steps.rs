@@ -2,12 +2,10 @@
 
 use std::io::{self, Write};
 
-use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
-use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
 
-use crate::support::{eventually, with_each};
+use crate::support::{device_state, eventually, says, with_each};
 
 use super::{copy_memory, destination, image, load, save, signal, source};
 
@@ -16,16 +14,14 @@ fn the_source_resumes_after_every_step() {
     with_each(|program| {
         let from = source(program, "");
         let before = from.traces();
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         // Never paused.
         guest.resume().unwrap();
         // Paused; paused twice; saved.
         for round in 0..3 {
             guest.pause().unwrap();
             if round == 2 {
-                guest
-                    .save_device_state(&mut io::sink(), &CancelFlag::new())
-                    .unwrap();
+                device_state(&mut guest);
             }
             guest.resume().unwrap();
             guest.resume().unwrap();
@@ -36,26 +32,21 @@ fn the_source_resumes_after_every_step() {
             let error = guest
                 .save_device_state(&mut Failing(after), &CancelFlag::new())
                 .unwrap_err();
-            assert!(
-                Report::new(&error).to_string().contains("the link broke"),
-                "{error}"
-            );
+            says(&error, &["the link broke"]);
             guest.resume().unwrap();
         }
         drop(guest);
         assert_eq!(from.state(), "running");
         assert_eq!(from.traces(), before);
         // Dropped without a decision when paused: it cannot run elsewhere.
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         guest.pause().unwrap();
         drop(guest);
         assert_eq!(from.state(), "running");
         // Dropped without a decision when saved: it may run elsewhere.
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         guest.pause().unwrap();
-        guest
-            .save_device_state(&mut io::sink(), &CancelFlag::new())
-            .unwrap();
+        device_state(&mut guest);
         drop(guest);
         assert_eq!(from.state(), "paused");
         assert!(from.is_marked());
@@ -97,11 +88,9 @@ fn the_owners_settings_are_restored() {
         }
         drop(client);
         let before = from.traces();
-        let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+        let mut guest = from.source();
         guest.pause().unwrap();
-        guest
-            .save_device_state(&mut io::sink(), &CancelFlag::new())
-            .unwrap();
+        device_state(&mut guest);
         guest.resume().unwrap();
         drop(guest);
         assert_eq!(from.traces(), before);
@@ -115,8 +104,8 @@ fn until_commit_the_images_belong_to_the_source() {
         let (_image, drive) = image();
         let from = source(program, &drive);
         let mut to = destination(program, &drive);
-        let mut source = QemuSource::attach(&from.qmp()).unwrap();
-        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        let mut source = from.source();
+        let mut destination = to.destination();
         destination.prepare().unwrap();
         let state = save(&mut source);
         copy_memory(&source, &destination);
@@ -127,7 +116,7 @@ fn until_commit_the_images_belong_to_the_source() {
         assert_eq!(from.state(), "running");
         // QEMU's image locks are a second safeguard: now it cannot also run here.
         let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
-        assert!(Report::new(&error).to_string().contains("lock"), "{error}");
+        says(&error, &["lock"]);
         drop(destination);
         // It may have locked another image: its process was ended.
         to.wait();
@@ -140,7 +129,7 @@ fn qemu_dies_at_every_step_of_the_source() {
     with_each(|program| {
         for step in 0..4 {
             let mut from = source(program, "");
-            let mut guest = QemuSource::attach(&from.qmp()).unwrap();
+            let mut guest = from.source();
             let pid = nix_kill(from.pid());
             if step == 0 {
                 pid();
