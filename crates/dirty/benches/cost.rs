@@ -65,13 +65,7 @@ fn main() {
     };
     shared.wait(DONE, 1);
     fill(1, 1);
-    let layout = RamLayout::new(vec![RamBlock {
-        id: "ram".to_owned(),
-        bytes: BYTES,
-        host_page: PAGE_BYTES,
-        guest: Vec::new(),
-    }])
-    .unwrap();
+    let layout = RamLayout::new(vec![RamBlock::new("ram", BYTES, PAGE_BYTES)]).unwrap();
     let hosts = [HostAddr(shared.get(ADDRESS))];
     // The second: as on a kernel that does not report holes. In turn, because other programs
     // disturb.

@@ -13,13 +13,18 @@ mod kvm_guest;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, SamplingMode, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, criterion_group, criterion_main,
+};
 use hikkoshi_dirty::kvm::KvmLog;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_linux::host_memory_available;
 use hikkoshi_pages::{PAGE_BYTES, Page, PageRange};
 use hikkoshi_userfault::{Features, Userfault};
 use kvm_guest::{KvmGuest, Shape};
+
+type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
 const GIB: u64 = 1 << 30;
 
@@ -95,6 +100,12 @@ impl Logged {
     fn take_all(&self) -> u64 {
         self.take(self.guest.layout.all())
     }
+
+    /// Times rounds in which 1,000 pages are taken.
+    fn take_a_thousand(&self, rounds: u64) -> Duration {
+        let take = || assert_eq!(self.take_all(), 1_000);
+        timed(rounds, 20, || self.dirty(1_000), take)
+    }
 }
 
 /// Times `work` in rounds, each after `prepare`, which is not timed, and takes longer: so there are
@@ -113,12 +124,17 @@ fn timed(rounds: u64, most: u64, mut prepare: impl FnMut(), mut work: impl FnMut
     times[times.len() / 2] * u32::try_from(rounds).unwrap()
 }
 
-/// By the number of dirty pages, in a guest of 1 GiB that has all its memory.
-fn take_by_dirty_pages(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("trackers, take by dirty pages");
+fn group<'a>(criterion: &'a mut Criterion, name: &str, millis: u64) -> Group<'a> {
+    let mut group = criterion.benchmark_group(format!("trackers, {name}"));
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(1));
-    group.measurement_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_millis(millis));
+    group
+}
+
+/// By the number of dirty pages, in a guest of 1 GiB that has all its memory.
+fn take_by_dirty_pages(criterion: &mut Criterion) {
+    let mut group = group(criterion, "take by dirty pages", 200);
     for (name, tracker) in TRACKERS {
         let logged = Logged::new(tracker, GIB, GIB);
         let pages = logged.guest.layout.pages();
@@ -145,23 +161,13 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
 
 /// By the size of the guest: 1,000 pages, spread over all of it; it has touched no others.
 fn take_by_guest_size(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("trackers, take by guest size");
-    group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(1));
-    group.measurement_time(Duration::from_millis(200));
+    let mut group = group(criterion, "take by guest size", 200);
     for (name, tracker) in TRACKERS {
         for gibibytes in [1, 2, 4, 8, 16] {
             let logged = Logged::new(tracker, gibibytes * GIB, gibibytes * GIB);
             logged.take_all();
             group.bench_function(BenchmarkId::new(name, gibibytes), |bencher| {
-                bencher.iter_custom(|rounds| {
-                    timed(
-                        rounds,
-                        20,
-                        || logged.dirty(1_000),
-                        || assert_eq!(logged.take_all(), 1_000),
-                    )
-                });
+                bencher.iter_custom(|rounds| logged.take_a_thousand(rounds));
             });
         }
     }
@@ -172,10 +178,7 @@ fn take_by_guest_size(criterion: &mut Criterion) {
 /// The largest is left out if the machine does not have the memory.
 fn take_by_touched_memory(criterion: &mut Criterion) {
     const GUEST: u64 = 16;
-    let mut group = criterion.benchmark_group("trackers, take by touched memory");
-    group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(1));
-    group.measurement_time(Duration::from_millis(200));
+    let mut group = group(criterion, "take by touched memory", 200);
     for (name, tracker) in [TRACKERS[0], TRACKERS[1]] {
         let logged = Logged::new(tracker, GUEST * GIB, GUEST * GIB);
         let mut touched = 0;
@@ -192,14 +195,7 @@ fn take_by_touched_memory(criterion: &mut Criterion) {
             touched = gibibytes;
             logged.take_all();
             group.bench_function(BenchmarkId::new(name, gibibytes), |bencher| {
-                bencher.iter_custom(|rounds| {
-                    timed(
-                        rounds,
-                        20,
-                        || logged.dirty(1_000),
-                        || assert_eq!(logged.take_all(), 1_000),
-                    )
-                });
+                bencher.iter_custom(|rounds| logged.take_a_thousand(rounds));
             });
         }
     }
@@ -209,10 +205,7 @@ fn take_by_touched_memory(criterion: &mut Criterion) {
 /// One pass over a guest of 16 GiB with 1,000 dirty pages, in ranges of so many MiB: 2, as pre-copy
 /// takes the log, and 128. The RAM is in slots of so many GiB.
 fn pass_in_ranges(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("trackers, pass in ranges");
-    group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(1));
-    group.measurement_time(Duration::from_millis(500));
+    let mut group = group(criterion, "pass in ranges", 500);
     for (name, tracker) in TRACKERS {
         for slot in [16, 1] {
             let logged = Logged::new(tracker, 16 * GIB, slot * GIB);
@@ -239,10 +232,7 @@ fn pass_in_ranges(criterion: &mut Criterion) {
 /// What the guest pays: the time of a write to each of 50,000 pages, clean ones and dirty ones.
 fn write(criterion: &mut Criterion) {
     const PAGES: u64 = 50_000;
-    let mut group = criterion.benchmark_group("trackers, writes");
-    group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(1));
-    group.measurement_time(Duration::from_millis(500));
+    let mut group = group(criterion, "writes", 500);
     for (name, tracker) in [("no log", Tracker::Off)].into_iter().chain(TRACKERS) {
         let logged = Logged::new(tracker, GIB, GIB);
         logged.dirty(PAGES);

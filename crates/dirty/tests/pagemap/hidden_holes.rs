@@ -10,7 +10,7 @@ use hikkoshi_linux::{HostAddr, HostRange, PageCategories, PageQuery, Pagemap};
 use hikkoshi_userfault::RemoteUserfault;
 
 use crate::process::Process;
-use crate::{MIB, SMALL};
+use crate::{BLOCKS, MIB, SMALL};
 
 /// What a page table maps.
 const TABLE: u64 = 2 * MIB;
@@ -75,14 +75,6 @@ impl Scan for HidesHoles {
     }
 }
 
-fn blocks() -> [(u64, u64); 3] {
-    [
-        (5 * MIB + 3 * SMALL, SMALL),
-        (16 * SMALL, SMALL),
-        (9 * MIB, SMALL),
-    ]
-}
-
 /// Starts the log of a process on a kernel that hides holes, or on this one.
 pub(super) fn start(
     process: &Process,
@@ -106,7 +98,7 @@ pub(super) fn start(
 
 #[test]
 fn the_log_finds_holes_that_the_kernel_hides() {
-    for process in [Process::new(&blocks()), Process::private(&blocks())] {
+    for process in [Process::new(&BLOCKS), Process::private(&BLOCKS)] {
         let taken = process.take_userfault();
         let log = start(&process, &taken, true, true);
         contract_tests::check(&process, &log);
@@ -116,7 +108,7 @@ fn the_log_finds_holes_that_the_kernel_hides() {
 
 #[test]
 fn the_log_finds_holes_that_the_kernel_reports() {
-    for process in [Process::new(&blocks()), Process::private(&blocks())] {
+    for process in [Process::new(&BLOCKS), Process::private(&BLOCKS)] {
         let taken = process.take_userfault();
         let log = start(&process, &taken, true, false);
         contract_tests::check(&process, &log);
@@ -127,7 +119,7 @@ fn the_log_finds_holes_that_the_kernel_reports() {
 /// The contract tests notice a kernel that hides holes from a log that does not look for them.
 #[test]
 fn a_hidden_hole_is_noticed() {
-    for process in [Process::new(&blocks()), Process::private(&blocks())] {
+    for process in [Process::new(&BLOCKS), Process::private(&BLOCKS)] {
         let taken = process.take_userfault();
         let log = start(&process, &taken, false, true);
         let check = std::panic::AssertUnwindSafe(|| contract_tests::check(&process, &log));

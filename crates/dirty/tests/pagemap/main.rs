@@ -30,54 +30,36 @@ const MIB: u64 = 1 << 20;
 const SMALL: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;
 
-#[test]
-fn tmpfs_passes_the_contract_tests() {
-    let process = Process::new(&[
-        (5 * MIB + 3 * SMALL, SMALL),
-        (16 * SMALL, SMALL),
-        (9 * MIB, SMALL),
-    ]);
+/// Blocks of small pages: the sizes and the host page sizes.
+const BLOCKS: [(u64, u64); 3] = [
+    (5 * MIB + 3 * SMALL, SMALL),
+    (16 * SMALL, SMALL),
+    (9 * MIB, SMALL),
+];
+
+/// Blocks with 8 huge pages.
+const HUGE_BLOCKS: [(u64, u64); 3] = [(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)];
+
+fn passes_the_contract_tests(process: &Process) {
     let taken = process.take_userfault();
-    let log = process.start(&taken);
-    contract_tests::check(&process, &log);
+    contract_tests::check(process, &process.start(&taken));
     taken.close_remote().unwrap();
 }
 
 #[test]
-fn hugetlb_passes_the_contract_tests() {
+fn tmpfs_and_private_memory_pass_the_contract_tests() {
+    passes_the_contract_tests(&Process::new(&BLOCKS));
+    passes_the_contract_tests(&Process::private(&BLOCKS));
+}
+
+#[test]
+fn hugetlb_memory_passes_the_contract_tests() {
     let Some(_pages) = HugePages::reserve(8) else {
         return;
     };
-    let process = Process::new(&[(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)]);
-    let taken = process.take_userfault();
-    let log = process.start(&taken);
-    contract_tests::check(&process, &log);
-    taken.close_remote().unwrap();
-}
-
-#[test]
-fn private_memory_passes_the_contract_tests() {
-    let process = Process::private(&[
-        (5 * MIB + 3 * SMALL, SMALL),
-        (16 * SMALL, SMALL),
-        (9 * MIB, SMALL),
-    ]);
-    let taken = process.take_userfault();
-    let log = process.start(&taken);
-    contract_tests::check(&process, &log);
-    taken.close_remote().unwrap();
-}
-
-#[test]
-fn private_hugetlb_memory_passes_the_contract_tests() {
-    let Some(_pages) = HugePages::reserve(8) else {
-        return;
-    };
-    let process = Process::private(&[(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)]);
-    let taken = process.take_userfault();
-    let log = process.start(&taken);
-    contract_tests::check(&process, &log);
-    taken.close_remote().unwrap();
+    for start in [Process::new, Process::private] {
+        passes_the_contract_tests(&start(&HUGE_BLOCKS));
+    }
 }
 
 #[test]

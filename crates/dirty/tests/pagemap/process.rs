@@ -77,11 +77,8 @@ impl Process {
             blocks
                 .iter()
                 .enumerate()
-                .map(|(number, (bytes, host_page))| RamBlock {
-                    id: format!("ram{number}"),
-                    bytes: *bytes,
-                    host_page: *host_page,
-                    guest: Vec::new(),
+                .map(|(number, (bytes, host_page))| {
+                    RamBlock::new(format!("ram{number}"), *bytes, *host_page)
                 })
                 .collect(),
         )
