@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Mode, SourceOptions};
+use hikkoshi_engine::{Mode, default_links};
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Frame, Role, ToDestination};
 
@@ -23,19 +23,9 @@ const READ_BEFORE: u64 = 240;
 
 /// Moves a guest while threads at the destination read all over its memory, and counts the pages
 /// that arrive after the switch. Returns the pages by link: urgent, background.
-fn race(mode: Mode, source: &RamLayout, destination: &RamLayout) -> (u64, u64) {
-    race_with(mode, source, destination, |_| {})
-}
-
-/// Moves a guest as [`race`] does, with other options.
-fn race_with(
-    mode: Mode,
-    source: &RamLayout,
-    destination: &RamLayout,
-    set: impl FnOnce(&mut SourceOptions),
-) -> (u64, u64) {
+fn race(mode: Mode, source: &RamLayout, destination: &RamLayout, links: u16) -> (u64, u64) {
     let mut setup = Setup::with(mode, source, destination, true);
-    set(&mut setup.options);
+    setup.options.links = links;
     let owed = Arc::new(AtomicU64::new(u64::MAX));
     let arrived: Arc<Mutex<HashMap<u64, u32>>> = Arc::default();
     let by_link = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
@@ -117,12 +107,15 @@ fn race_with(
     )
 }
 
+/// Requests, read-ahead and the background of one link and of four for the same pages.
 #[test]
 fn each_owed_page_arrives_once() {
     let layout = layout(&[(8 * MIB, SMALL), (9 * SMALL, SMALL), (8 * MIB, SMALL)]);
-    let (urgent, background) = race(Mode::Postcopy, &layout, &layout);
-    assert!(urgent > 0 && background > 0, "{urgent}, {background}");
-    race(Mode::Hybrid, &layout, &layout);
+    for links in [default_links(), 4] {
+        let (urgent, background) = race(Mode::Postcopy, &layout, &layout, links);
+        assert!(urgent > 0 && background > 0, "{urgent}, {background}");
+        race(Mode::Hybrid, &layout, &layout, links);
+    }
 }
 
 #[test]
@@ -132,28 +125,9 @@ fn each_owed_page_arrives_once_in_huge_pages() {
     };
     let source = layout(&[(3 * SMALL, SMALL), (8 * HUGE, SMALL)]);
     let destination = layout(&[(3 * SMALL, SMALL), (8 * HUGE, HUGE)]);
-    for mode in [Mode::Postcopy, Mode::Hybrid] {
-        race(mode, &source, &destination);
-    }
-}
-
-/// Requests, read-ahead and the background of four links for the same pages.
-#[test]
-fn each_owed_page_arrives_once_on_four_links() {
-    let layout = layout(&[(8 * MIB, SMALL), (9 * SMALL, SMALL), (8 * MIB, SMALL)]);
-    for mode in [Mode::Postcopy, Mode::Hybrid] {
-        race_with(mode, &layout, &layout, |options| options.links = 4);
-    }
-}
-
-#[test]
-fn each_owed_page_arrives_once_in_huge_pages_on_three_links() {
-    let Some(_pages) = HugePages::reserve(8) else {
-        return;
-    };
-    let source = layout(&[(3 * SMALL, SMALL), (8 * HUGE, SMALL)]);
-    let destination = layout(&[(3 * SMALL, SMALL), (8 * HUGE, HUGE)]);
-    for mode in [Mode::Postcopy, Mode::Hybrid] {
-        race_with(mode, &source, &destination, |options| options.links = 3);
+    for links in [default_links(), 3] {
+        for mode in [Mode::Postcopy, Mode::Hybrid] {
+            race(mode, &source, &destination, links);
+        }
     }
 }

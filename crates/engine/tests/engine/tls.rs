@@ -197,8 +197,8 @@ impl TestListener {
     /// Accepts connections for `test`, protected by `server`.
     fn with<T>(server: Option<TlsServer>, test: impl FnOnce(&Self) -> T) -> T {
         let folder = tempfile::tempdir().unwrap();
-        let address = format!("unix:{}", folder.path().join("listen").display());
-        let mut listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let address = Address::Unix(folder.path().join("listen"));
+        let mut listener = Listener::bind(&address).unwrap();
         if let Some(server) = server {
             listener = listener.with_tls(server);
         }

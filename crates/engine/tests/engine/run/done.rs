@@ -113,8 +113,7 @@ impl Done {
     pub(crate) fn returned_to_source(self) {
         let _watchdog = watchdog();
         let folder = tempfile::tempdir().unwrap();
-        let address = format!("unix:{}", folder.path().join("again").display());
-        let listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let listener = Listener::bind(&Address::Unix(folder.path().join("again"))).unwrap();
         let record = self
             .destination_journal
             .last()
@@ -236,8 +235,7 @@ impl Done {
         let (watch, receive_control) = (self.watch(), self.receive_control());
         destination.userfault = self.userfault;
         let folder = tempfile::tempdir().unwrap();
-        let address = format!("unix:{}", folder.path().join("again").display());
-        let listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let listener = Listener::bind(&Address::Unix(folder.path().join("again"))).unwrap();
         let (there, here) = thread::scope(|scope| {
             let receiving = scope.spawn(|| {
                 let options = DestinationOptions::default();

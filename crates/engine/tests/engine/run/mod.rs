@@ -16,7 +16,7 @@ use hikkoshi_engine::{
 };
 use hikkoshi_handover::{DestinationRecord, SourceRecord, SourceStage, Unrecorded};
 use hikkoshi_link::tls::{TlsClient, TlsServer};
-use hikkoshi_link::{HandshakeError, Listener, Remote, Stream};
+use hikkoshi_link::{Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Hello, Limits};
 use tempfile::TempDir;
@@ -194,8 +194,8 @@ impl Setup {
             stops,
             folder,
         } = self;
-        let address = format!("unix:{}", folder.path().join("listen").display());
-        let mut listener = Listener::bind(&address.parse().unwrap()).unwrap();
+        let address = Address::Unix(folder.path().join("listen"));
+        let mut listener = Listener::bind(&address).unwrap();
         let (client, server) = tls.unzip();
         if let Some(server) = server {
             listener = listener.with_tls(server);

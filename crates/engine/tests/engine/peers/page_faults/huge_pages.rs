@@ -11,7 +11,7 @@ use hikkoshi_pages::{Page, PageRange};
 use crate::machine::{Random, Side};
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
 
-use super::{check_measures, receive_postcopy, shuffled};
+use super::{receive_postcopy, shuffled};
 
 /// Half of each huge page has arrived when four threads touch it, while the device state is loaded:
 /// only the other half is requested, once. It arrives in any order and over both links.
@@ -21,8 +21,7 @@ fn partly_received_huge_pages() {
         return;
     };
     let destination = layout(&[(3 * SMALL, SMALL), (4 * HUGE, HUGE)]);
-    let reported = Mutex::new(None);
-    let account = receive_postcopy(
+    receive_postcopy(
         &destination,
         DestinationOptions::default(),
         |_, _| (),
@@ -90,10 +89,8 @@ fn partly_received_huge_pages() {
             for page in [0, 2] {
                 stage.background(PageRange::one(Page::new(page)));
             }
-            *reported.lock().unwrap() = Some(stage.end());
         },
     );
-    check_measures(&account, &reported.into_inner().unwrap().unwrap());
 }
 
 /// Huge pages beyond the number that may be in progress at once are requested as soon as others are
@@ -107,8 +104,7 @@ fn huge_pages_beyond_the_limit_wait() {
     let destination = layout(&[(PAGES * HUGE, HUGE)]);
     let readers = Arc::new(Mutex::new(Vec::new()));
     let started = Arc::clone(&readers);
-    let reported = Mutex::new(None);
-    let account = receive_postcopy(
+    receive_postcopy(
         &destination,
         DestinationOptions {
             fault_threads: NonZeroU16::new(2),
@@ -130,8 +126,7 @@ fn huge_pages_beyond_the_limit_wait() {
             });
         },
         |stage| {
-            stage.loading.recv().unwrap();
-            stage.go_on.send(()).unwrap();
+            stage.load();
             let mut asked = Vec::new();
             let mut random = Random::new(3);
             // The first four are needed for loading.
@@ -170,13 +165,11 @@ fn huge_pages_beyond_the_limit_wait() {
             asked.sort();
             asked.dedup();
             assert_eq!(asked.len() as u64, PAGES, "each page is requested once");
-            *reported.lock().unwrap() = Some(stage.end());
         },
     );
     for reader in readers.lock().unwrap().drain(..) {
         reader.join().unwrap();
     }
-    check_measures(&account, &reported.into_inner().unwrap().unwrap());
 }
 
 /// Another process uses up the pool of huge pages while the guest already runs at the destination:
@@ -193,8 +186,7 @@ fn an_exhausted_huge_page_pool_delays_the_guest() {
         DestinationOptions::default(),
         |_, _| (),
         |stage| {
-            stage.loading.recv().unwrap();
-            stage.go_on.send(()).unwrap();
+            stage.load();
             let mut random = Random::new(5);
             let mut here = Vec::new();
             // The pages needed for loading.
@@ -227,7 +219,6 @@ fn an_exhausted_huge_page_pool_delays_the_guest() {
                     }
                 }
             }
-            let _ = stage.end();
         },
     );
 }
@@ -244,13 +235,11 @@ fn huge_pages_are_rebuilt_afterwards() {
         },
         |_, _| (),
         |stage| {
-            stage.loading.recv().unwrap();
-            stage.go_on.send(()).unwrap();
+            stage.load();
             for piece in PageRange::from_len(Page::new(0), 2048).chunks(64) {
                 stage.background(piece);
             }
             stage.commit();
-            stage.end();
         },
     );
     let collapse = account.collapse.unwrap();

@@ -53,6 +53,12 @@ impl PostcopySource<'_> {
         self.source.background.1.pages(range, &content).unwrap();
     }
 
+    /// Waits until the device state is being loaded, and lets that continue.
+    fn load(&mut self) {
+        self.loading.recv().unwrap();
+        self.go_on.send(()).unwrap();
+    }
+
     /// Waits until everything sent on the background link has been applied.
     fn applied(&mut self) {
         applied(self.source);
@@ -110,7 +116,8 @@ fn applied(source: &mut Source) {
 }
 
 /// Migrates a stopped guest to `destination` in post-copy with every page owed; `script` answers
-/// from the moment that the switch was sent. The content is verified.
+/// from the moment that the switch was sent until every page is sent. The content and what was
+/// measured are verified.
 fn receive_postcopy(
     destination: &RamLayout,
     options: DestinationOptions,
@@ -147,17 +154,21 @@ fn receive_postcopy_after(
     });
     prepare(&mut guest, &machine);
     let pages = destination.pages();
+    let reported = Mutex::new(None);
     let account = receive_from(&mut guest, true, &options, |source, _, _| {
         begin(&machine, source);
         source.switch(pages, true);
-        script(&mut PostcopySource {
+        let mut stage = PostcopySource {
             machine: &machine,
             source,
             loading: begins,
             go_on,
-        });
+        };
+        script(&mut stage);
+        *reported.lock().unwrap() = Some(stage.end());
     });
     let account = account.unwrap();
+    check_measures(&account, &reported.into_inner().unwrap().unwrap());
     machine.check(Side::Destination);
     account
 }
