@@ -23,6 +23,7 @@
 //! | `switchover.rs` | the steps of the switchover |
 //! | `map.rs` | what has happened to the guest's memory |
 //! | `names.rs` | the names of values, for labels and tables |
+//! | `rate_text.rs` | a rate as text, for all who show one |
 //!
 //! # What is missing
 //!
@@ -32,6 +33,7 @@
 mod account;
 mod map;
 mod names;
+mod rate_text;
 mod requests;
 mod rounds;
 mod sent;
@@ -44,6 +46,7 @@ pub use account::{
     GuestState,
 };
 pub use map::Map;
+pub use rate_text::rate_text;
 pub use requests::{Bucket, FaultKind, LatencySummary, RequestStatistics, Stages, ThreadFaults};
 pub use rounds::{Outage, Round};
 pub use sent::{Bytes, DiskCopy, Pages, Repeated, Repeats};

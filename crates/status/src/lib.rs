@@ -18,7 +18,6 @@
 //! | file | holds |
 //! |---|---|
 //! | `record/` | what is sent and stored: JSON, one object a line, with a version |
-//! | `rate_text.rs` | a rate as text, for all who show one |
 //! | `recorder.rs` | adds to a recording, and keeps it bounded |
 //! | `rates_by_cell.rs` | the highest and the mean dirty rate of each cell |
 //! | `folder/` | the status folder: sockets of running, files of ended migrations |
@@ -42,7 +41,6 @@
 mod client;
 mod folder;
 mod join;
-mod rate_text;
 mod rates_by_cell;
 mod record;
 mod recorder;
@@ -51,7 +49,6 @@ mod server;
 pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
-pub use rate_text::rate_text;
 pub use record::{
     Block, DirtyRates, End, Engine, Frame, GuestRange, Memory, Migration, Notice, Record,
     Recording, Sample, Unknown,

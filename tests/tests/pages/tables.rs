@@ -1,8 +1,8 @@
 //! What is drawn can be read as numbers: in tables, and with the keyboard.
 
 use hikkoshi_account::Side;
+use hikkoshi_account::rate_text;
 use hikkoshi_dashboard::report;
-use hikkoshi_status::rate_text;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 

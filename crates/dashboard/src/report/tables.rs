@@ -1,8 +1,9 @@
 //! The tables of one migration, for a browser without scripts. With scripts the views show the same
 //! and more (`web/js/views/`).
 
+use hikkoshi_account::rate_text;
 use hikkoshi_account::{Repeats, Side};
-use hikkoshi_status::{Recording, Unknown, rate_text};
+use hikkoshi_status::{Recording, Unknown};
 
 use super::both_sides::{BothSides, outcome};
 use super::format::{

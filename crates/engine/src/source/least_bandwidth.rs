@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use hikkoshi_account::rate_text;
 use thiserror::Error;
 
 /// How long the limit may make a migration take. 2 TB of disks over 100 Mbit/s are two days.
@@ -11,9 +12,9 @@ const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A limit of the bandwidth is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
-    "with a limit of {} MiB/s the {} of the guest would take {} (allow at least {}KB, with which \
+    "with a limit of {} the {} of the guest would take {} (allow at least {}KB, with which \
      that takes a week)",
-    Rate(*limit), Size(*bytes), Time(seconds(*bytes, *limit)), least(*bytes).div_ceil(1000)
+    rate(*limit), Size(*bytes), Time(seconds(*bytes, *limit)), least(*bytes).div_ceil(1000)
 )]
 pub struct BandwidthTooLow {
     /// About how many bytes have to be sent.
@@ -38,17 +39,9 @@ fn seconds(bytes: u64, limit: u64) -> u64 {
     bytes / limit.max(1)
 }
 
-/// Bytes a second as MiB/s, for people: a low limit has two significant digits.
-struct Rate(u64);
-
-impl fmt::Display for Rate {
-    #[allow(clippy::cast_precision_loss)] // For people.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = self.0 as f64 / f64::from(1 << 20);
-        let digits = (1..8).find(|&digits| rate * 10f64.powi(digits) >= 10.0);
-        let digits = digits.and_then(|digits| usize::try_from(digits).ok());
-        write!(f, "{rate:.*}", digits.unwrap_or(8))
-    }
+#[allow(clippy::cast_precision_loss)] // For people.
+fn rate(bytes_per_second: u64) -> String {
+    rate_text(bytes_per_second as f64)
 }
 
 /// Bytes, for people.
@@ -89,9 +82,6 @@ mod tests {
             "with a limit of 0.000095 MiB/s the 256 MiB of the guest would take 31 days (allow at \
              least 1KB, with which that takes a week)"
         );
-        for (limit, text) in [(1, "0.00000095"), (123_456, "0.12"), (5 << 20, "5.0")] {
-            assert_eq!(Rate(limit).to_string(), text);
-        }
         let years = refused(4 << 30, 1);
         assert!(years.contains("would take 136 years"), "{years}");
     }

@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use hikkoshi_account::rate_text;
 use hikkoshi_account::{Converges, GuestAt, Outage, Phase, Progress, Stage, State, TimeLeft, Unit};
-use hikkoshi_status::rate_text;
 
 use crate::output::stderr::ProgressBar;
 use crate::output::units::{mib, seconds};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hikkoshi_status::rate_text;
+use hikkoshi_account::rate_text;
 
 /// Bytes in MiB.
 #[allow(clippy::cast_precision_loss)]

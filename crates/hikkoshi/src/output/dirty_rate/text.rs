@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use hikkoshi_account::rate_text;
 use hikkoshi_pages::PAGE_SIZE;
-use hikkoshi_status::rate_text;
 
 use super::report::{CostReport, DirtyRateReport, RangeReport, RatesReport};
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use hikkoshi_account::Predicted;
-use hikkoshi_status::rate_text;
+use hikkoshi_account::rate_text;
 
 use super::report::{EstimateReport, ModeReport};
 

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use hikkoshi_account::rate_text;
 use hikkoshi_account::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
-use hikkoshi_status::{Migration, rate_text};
+use hikkoshi_status::Migration;
 
 use super::alarm::no_links;
 use super::report::expected_downtime_ms;
