@@ -124,41 +124,47 @@ impl Acceptor {
         listener: &Listener,
         observer: &dyn Observer,
     ) -> Result<(), Exit> {
-        let waiting = format!("waiting for a guest at {}", listener.address());
+        let waiting = self.waiting(args, listener.address());
+        let Self::Invitation(server, invitation_address) = self else {
+            observer.notice(&waiting);
+            return Ok(());
+        };
+        let address = invitation_address.resolve(listener.address())?;
+        if let Some(notice) = invitation_address.notice() {
+            observer.notice(&notice);
+        }
+        observer.notice(&waiting);
+        if let Some(invitation) = server.invitation(address) {
+            print(&invitation, args)?;
+        }
+        Ok(())
+    }
+
+    /// What is waited for, and what the invitation is that people see.
+    fn waiting(&self, args: &Receive, address: &Address) -> String {
+        let waiting = format!("waiting for a guest at {address}");
         match self {
-            Self::Plaintext { .. } | Self::Known(_) => observer.notice(&waiting),
-            Self::Authority(_) => observer.notice(&format!(
-                "{waiting}, from a source with a certificate of the given authority"
-            )),
-            Self::Invitation(server, invitation_address) => {
-                let address = invitation_address.resolve(listener.address())?;
-                if let Some(notice) = invitation_address.notice() {
-                    observer.notice(&notice);
-                }
+            Self::Authority(_) => {
+                format!("{waiting}, from a source with a certificate of the given authority")
+            }
+            // Otherwise another program reads it.
+            Self::Invitation(..) if args.started_by == StartedBy::Operator => {
+                let place = match args.output.has_json_on_stdout() {
+                    true => "the next line",
+                    false => "the line on standard output",
+                };
                 let guest = match args.guest.domain.connect {
                     Some(_) => "--domain NAME",
                     None => "--qmp PATH",
                 };
-                // Another program reads it there, and people do not see it.
-                if args.started_by != StartedBy::Operator {
-                    observer.notice(&waiting);
-                } else {
-                    let place = match args.output.has_json_on_stdout() {
-                        true => "the next line",
-                        false => "the line on standard output",
-                    };
-                    observer.notice(&format!(
-                        "{waiting}, from a source with the invitation: {place}. It is a secret, and \
-                         valid for one migration: 'hikkoshi migrate {guest} --to -' reads it from \
-                         standard input"
-                    ));
-                }
-                if let Some(invitation) = server.invitation(address) {
-                    print(&invitation, args)?;
-                }
+                format!(
+                    "{waiting}, from a source with the invitation: {place}. It is a secret, and \
+                     valid for one migration: 'hikkoshi migrate {guest} --to -' reads it from \
+                     standard input"
+                )
             }
+            Self::Plaintext { .. } | Self::Invitation(..) | Self::Known(_) => waiting,
         }
-        Ok(())
     }
 }
 
@@ -175,5 +181,65 @@ fn print(invitation: &Invitation, args: &Receive) -> Result<(), Exit> {
             Err(Exit::new(ExitStatus::AtSource, Reason::System, what).with("nothing was changed"))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    /// What `receive` with these options says that it waits for.
+    fn waiting(options: &str, started_by: StartedBy) -> String {
+        let words = "hikkoshi receive --listen unix:/run/s --qmp q".split(' ');
+        let all = words.chain(options.split_whitespace());
+        let Ok(Command::Receive(mut args)) = Args::try_parse_from(all).map(|args| args.command)
+        else {
+            unreachable!("it is a receive");
+        };
+        args.started_by = started_by;
+        let address = args.listen.clone().unwrap();
+        let acceptor = Acceptor::new(&args, &address).unwrap();
+        acceptor.waiting(&args, &address)
+    }
+
+    #[test]
+    fn an_invitation_is_named_only_where_it_is_printed_for_people() {
+        let only = "waiting for a guest at unix:/run/s";
+        assert_eq!(waiting("", StartedBy::Operator), only);
+        assert_eq!(waiting("--invite", StartedBy::Source), only);
+        let by_daemon = StartedBy::Daemon("web".to_owned());
+        assert_eq!(waiting("--invite", by_daemon), only);
+        for (options, place) in [
+            ("--invite", "the line on standard output"),
+            ("--invite --json -", "the next line"),
+        ] {
+            let text = waiting(options, StartedBy::Operator);
+            let begin =
+                format!("{only}, from a source with the invitation: {place}. It is a secret");
+            assert!(text.starts_with(&begin), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_migration_that_is_resumed_has_no_invitation() {
+        let server = TlsServer::inviting().unwrap();
+        let words = [
+            "hikkoshi",
+            "receive",
+            "--listen",
+            "unix:/run/s",
+            "--qmp",
+            "q",
+        ];
+        let Ok(Command::Receive(args)) = Args::try_parse_from(words).map(|args| args.command)
+        else {
+            unreachable!("it is a receive");
+        };
+        let address = args.listen.clone().unwrap();
+        let text = Acceptor::Known(server).waiting(&args, &address);
+        assert_eq!(text, "waiting for a guest at unix:/run/s");
     }
 }
