@@ -248,6 +248,10 @@ fn property(node: &mut Node, text: &str) {
 const ON_ISA: &str = "ib700 isa-applesmc isa-cirrus-vga isa-debug-exit isa-debugcon isa-ide \
     isa-ipmi-bt isa-ipmi-kcs isa-parallel isa-serial isa-vga ne2k_isa pvpanic tpm-tis";
 
+/// What a guest with a TPM needs at the destination.
+pub(crate) const OWN_SWTPM: &str = "an swtpm for its TPM, with an empty state directory of its own, \
+                                    which no other swtpm uses";
+
 /// Whether devices of this type are a TPM.
 pub(crate) fn is_tpm(kind: &str) -> bool {
     kind.starts_with("tpm-")

@@ -18,7 +18,7 @@ use crate::attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 use crate::attach::{AttachError, description, processors, stale_userfaultfds};
 use crate::command_line::Exact;
 use crate::device_tree;
-use crate::device_tree::is_tpm;
+use crate::device_tree::{OWN_SWTPM, is_tpm};
 use crate::disks::{self, ChosenDisks, CopiedDisk, DiskSelection, OfferedDisks, SelectError};
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
@@ -369,9 +369,9 @@ impl Checked {
             ));
         }
         if self.devices.iter().any(|device| is_tpm(&device.kind)) {
-            let text = "the guest has a TPM, whose state moves with it: the destination needs an \
-                        swtpm of its own, with an empty state directory";
-            self.notes.push(text.to_owned());
+            self.notes.push(format!(
+                "the guest has a TPM, whose state moves with it: at the destination it needs {OWN_SWTPM}"
+            ));
         }
         let of_qemu = |kind: &str| matches!(kind, "user" | "passt");
         if let Some(network) = self.networks.iter().find(|network| of_qemu(&network.kind)) {

@@ -7,6 +7,7 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use super::piped::PipedError;
+use crate::device_tree::OWN_SWTPM;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 
@@ -104,10 +105,6 @@ pub enum UserfaultError {
         source: io::Error,
     },
 }
-
-/// What a guest with a TPM needs.
-pub(super) const OWN_SWTPM: &str = "the swtpm of its TPM with an empty state directory of its own, \
-                                    which no other swtpm uses";
 
 /// The device state was not loaded. The guest does not run here.
 #[derive(Debug, Error)]

@@ -13,10 +13,10 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, GuestDisks};
 
-use super::error::OWN_SWTPM;
 use super::shutdown_listener::{FirstRequests, ShutdownListener};
 use super::vcpus;
 use super::{KillError, QemuDestination, ReleaseDestinationError};
+use crate::device_tree::OWN_SWTPM;
 use crate::migration_settings::Settings;
 use crate::network;
 use crate::process::{oom_kills, privileges};
