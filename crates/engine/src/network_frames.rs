@@ -37,8 +37,10 @@ pub struct KeptFrame {
 
 /// The source's networks: sees the frames that arrive for the guest.
 ///
-/// Order of the calls: [`start`], [`handed_over`], then [`next`] any number of times.
+/// Order of the calls: [`prepare`] once or several times, [`start`], [`handed_over`], then
+/// [`next`] any number of times.
 ///
+/// [`prepare`]: FrameCapture::prepare
 /// [`start`]: FrameCapture::start
 /// [`handed_over`]: FrameCapture::handed_over
 /// [`next`]: FrameCapture::next
@@ -46,6 +48,13 @@ pub trait FrameCapture: Send {
     /// The guest's network cards whose frames cannot be kept, each with the reason; for people.
     fn without(&self) -> &[String] {
         &[]
+    }
+
+    /// The guest, which runs, is to be paused soon, if nothing comes between: keeps frames as far
+    /// as there is room, in case that it has not received those yet when it is paused. May wait a
+    /// moment for a guest that is behind.
+    fn prepare(&mut self) -> Result<(), GuestError> {
+        Ok(())
     }
 
     /// Starts to keep frames. Called shortly before the guest is paused, so it must be quick.

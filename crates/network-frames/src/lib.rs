@@ -41,6 +41,6 @@ mod unread;
 
 pub use announcement::announcement;
 pub use network_frame::{MAX_NETWORK_FRAME, MacAddress, NetworkFrame, OFFLOAD_LEN};
-pub use packet_socket::{OpenError, PacketSocket};
+pub use packet_socket::{BufferMib, OpenError, PacketSocket};
 pub use tun_queue::TunQueue;
 pub use unread::{Captured, unread};

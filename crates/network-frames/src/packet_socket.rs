@@ -14,9 +14,10 @@ use crate::network_frame::{MAX_NETWORK_FRAME, NetworkFrame, OFFLOAD_LEN};
 use crate::system_calls;
 use crate::unread::Captured;
 
-/// The receive buffer, in bytes of the kernel's accounting (about 0.8 KiB for a small frame). It
-/// bounds what is kept while the guest is paused.
-const RECEIVE_BUFFER: i32 = 16 << 20;
+/// The size of a socket's receive buffer, in MiB of the kernel's accounting (about 0.8 KiB for a
+/// small frame).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferMib(pub u8);
 
 /// A packet socket on one interface: sees the frames that the host transmits on it, and transmits
 /// frames.
@@ -58,7 +59,8 @@ pub enum OpenError {
 impl PacketSocket {
     /// Opens a socket for the interface `name` in the network namespace `namespace` (a file of
     /// `/proc/PID/ns/net`); `None`: the caller's. It sees the frames for one queue of the device,
-    /// or those for all. No frame arrives before [`start`](Self::start).
+    /// or those for all, as many as `buffer` holds until they are read. No frame arrives before
+    /// [`start`](Self::start).
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -66,9 +68,10 @@ impl PacketSocket {
         namespace: Option<BorrowedFd<'_>>,
         name: &str,
         queue: Option<u16>,
+        buffer: BufferMib,
     ) -> Result<Self, OpenError> {
         let Some(namespace) = namespace else {
-            return Self::open_here(name, queue);
+            return Self::open_here(name, queue, buffer);
         };
         // Another thread enters, so that this one stays where it is.
         thread::scope(|scope| {
@@ -77,7 +80,7 @@ impl PacketSocket {
                 .spawn_scoped(scope, || {
                     move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))
                         .map_err(|error| OpenError::Namespace(error.into()))?;
-                    Self::open_here(name, queue)
+                    Self::open_here(name, queue, buffer)
                 })
                 .map_err(OpenError::Thread)?
                 .join()
@@ -85,7 +88,7 @@ impl PacketSocket {
         })
     }
 
-    fn open_here(name: &str, queue: Option<u16>) -> Result<Self, OpenError> {
+    fn open_here(name: &str, queue: Option<u16>, buffer: BufferMib) -> Result<Self, OpenError> {
         // Protocol 0: the socket receives nothing until it is bound.
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
@@ -96,6 +99,7 @@ impl PacketSocket {
                 source: error.into(),
             })?;
         let fd = socket.as_fd();
+        let buffer = i32::from(buffer.0) << 20;
         let set_options = || {
             let (packet, any) = (libc::SOL_PACKET, libc::SOL_SOCKET);
             system_calls::attach_transmit_filter(fd, queue)?;
@@ -103,8 +107,8 @@ impl PacketSocket {
             system_calls::set_option(fd, packet, libc::PACKET_AUXDATA, &1i32)?;
             system_calls::set_option(fd, any, libc::SO_TIMESTAMPNS, &1i32)?;
             // Beyond the system's limit only with CAP_NET_ADMIN.
-            system_calls::set_option(fd, any, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER)
-                .or_else(|_| system_calls::set_option(fd, any, libc::SO_RCVBUF, &RECEIVE_BUFFER))
+            system_calls::set_option(fd, any, libc::SO_RCVBUFFORCE, &buffer)
+                .or_else(|_| system_calls::set_option(fd, any, libc::SO_RCVBUF, &buffer))
         };
         set_options().map_err(OpenError::Option)?;
         Ok(Self {

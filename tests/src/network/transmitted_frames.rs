@@ -1,7 +1,7 @@
 //! Records the frames that a host transmits on its network devices.
 
 use hikkoshi_lab::Namespace;
-use hikkoshi_network_frames::{Captured, PacketSocket};
+use hikkoshi_network_frames::{BufferMib, Captured, PacketSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -27,7 +27,7 @@ impl TransmittedFrames {
     /// When the kernel does not allow it.
     pub fn record(host: &Namespace, devices: &[&str]) -> Self {
         let open = |device: &&str| {
-            let socket = PacketSocket::open(None, device, None).unwrap();
+            let socket = PacketSocket::open(None, device, None, BufferMib(16)).unwrap();
             socket.start().unwrap();
             socket
         };

@@ -227,6 +227,7 @@ fn before_pause(
     let rest = if options.mode == Mode::Postcopy {
         shared.control.skip_precopy();
         guest.prepare_pause()?;
+        session.prepare_frames();
         LastPages::Postcopy(links)
     } else {
         shared.control.begin_precopy();
@@ -234,7 +235,7 @@ fn before_pause(
         let log = guest.start_dirty_log()?;
         let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;
         let mut precopy = Precopy::new(shared, (Arc::clone(&log), begun), workers, unsent);
-        let result = until_last_pages(guest, &mut precopy, options);
+        let result = until_last_pages(guest, session, &mut precopy, options);
         *rounds = precopy.rounds();
         match result? {
             PrecopyResult::Converged => {
@@ -254,17 +255,20 @@ fn before_pause(
 /// The rounds of pre-copy, and the preparation of the pause: the guest can be paused now.
 fn until_last_pages(
     guest: &mut dyn SourceGuest,
+    session: &mut Session,
     precopy: &mut Precopy,
     options: &SourceOptions,
 ) -> Result<PrecopyResult, SourceFailure> {
     let mut result = precopy.run(guest, options)?;
     // Before the last pages are looked for: the guest writes others meanwhile.
     guest.prepare_pause()?;
+    session.prepare_frames();
     while result == PrecopyResult::Converged && !precopy.begin_last_round(guest)? {
         result = match precopy.gives_up(options)? {
             Some(result) => result,
             None => precopy.run(guest, options)?,
         };
+        session.prepare_frames();
     }
     Ok(result)
 }

@@ -10,6 +10,7 @@ use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Stream};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_wire::{MAX_NETWORK_FRAMES, ToDestination, ToSource};
 
+use crate::guest_error::GuestError;
 use crate::network_frames::{FrameCapture, KeptFrame};
 use crate::report::FramesAccount;
 
@@ -28,6 +29,10 @@ const MAX_FORWARDING: Duration = Duration::from_millis(250);
 /// Forwarding ends earlier after so much time without a frame. The guest has been announced when
 /// it begins; on a busy host the announcement, or a frame before it, is still on its way.
 const QUIET: Duration = Duration::from_millis(50);
+
+/// The most frames that are taken after that: those that had arrived until then, which a slow host
+/// or line has not let pass yet. More than a capture keeps.
+const MAX_LATE: u32 = 32 << 10;
 
 /// How often the thread checks whether forwarding is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -94,10 +99,19 @@ impl FrameForwarder {
         }
     }
 
+    /// The guest is to be paused soon.
+    pub(crate) fn prepare(&mut self) {
+        self.capture(|capture| capture.prepare());
+    }
+
     /// Starts to keep frames; the guest is about to be paused.
     pub(crate) fn start(&mut self) {
+        self.capture(|capture| capture.start());
+    }
+
+    fn capture(&mut self, step: impl FnOnce(&mut dyn FrameCapture) -> Result<(), GuestError>) {
         if let State::Capturing(parts) = &mut self.state
-            && let Err(error) = parts.capture.start()
+            && let Err(error) = step(&mut *parts.capture)
         {
             tracing::warn!(error = %Report::new(&error), "keeping the frames that arrive for the guest");
             self.state = State::Off;
@@ -226,7 +240,7 @@ impl Parts {
                 }
                 batch.add(frame);
             }
-            if end.reached(looked, steps) {
+            if end.reached_with_frame(looked, steps) {
                 return self.flush(&mut batch);
             }
         }
@@ -248,6 +262,8 @@ struct End {
     last_frame: Instant,
     /// The main thread waits for the end.
     finishing: bool,
+    /// Frames that were taken since it is over.
+    late: u32,
 }
 
 impl Default for End {
@@ -256,6 +272,7 @@ impl Default for End {
             resumed: None,
             last_frame: Instant::now(),
             finishing: false,
+            late: 0,
         }
     }
 }
@@ -263,6 +280,15 @@ impl Default for End {
 impl End {
     fn frame_arrived(&mut self) {
         self.last_frame = Instant::now();
+    }
+
+    /// As [`reached`](Self::reached), after a look that has found a frame: there may be others that
+    /// had arrived before forwarding was over.
+    fn reached_with_frame(&mut self, looked: Instant, steps: &Receiver<Step>) -> bool {
+        if self.reached(looked, steps) {
+            self.late += 1;
+        }
+        self.late > MAX_LATE
     }
 
     /// `looked`: the time before the last look for a frame. Frames that arrived while this thread
@@ -332,7 +358,7 @@ mod tests {
             let end = End {
                 resumed: Some(resumed),
                 last_frame: resumed + Duration::from_millis(last_frame),
-                finishing: false,
+                ..End::default()
             };
             end.is_over(resumed + looked)
         };
@@ -352,7 +378,7 @@ mod tests {
         let end = |resumed| End {
             resumed,
             last_frame,
-            finishing: false,
+            ..End::default()
         };
         assert!(!end(None).is_over(looked));
         assert!(!end(Some(looked)).is_over(looked));
@@ -360,5 +386,19 @@ mod tests {
             !end(Some(looked + MOMENT)).is_over(looked),
             "seen after the look"
         );
+    }
+
+    #[test]
+    fn frames_that_have_arrived_are_taken_after_the_time_and_not_without_end() {
+        let (_sender, steps) = sync_channel(1);
+        let resumed = Instant::now();
+        let mut end = End {
+            resumed: Some(resumed),
+            ..End::default()
+        };
+        let looked = resumed + MAX_FORWARDING + MOMENT;
+        assert!((0..MAX_LATE).all(|_| !end.reached_with_frame(looked, &steps)));
+        assert!(end.reached_with_frame(looked, &steps));
+        assert!(end.reached(looked, &steps), "nothing was found");
     }
 }

@@ -8,22 +8,33 @@ use hikkoshi_wire::NetworkFrame;
 
 const CARD: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
+/// How long a look for a frame takes on a slow host: longer than frames are forwarded.
+const SLOW: Duration = Duration::from_millis(300);
+
 /// A network on which so many frames of this size arrive at once, each with its number.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
     frames: u32,
     bytes: usize,
     next: u32,
+    /// The frames before which a look takes long.
+    slow: &'static [u32],
 }
 
 impl Burst {
     pub(crate) fn new(frames: u32, bytes: usize) -> Self {
-        let next = 0;
         Self {
             frames,
             bytes,
-            next,
+            next: 0,
+            slow: &[],
         }
+    }
+
+    /// The host is slow before these frames.
+    pub(crate) fn slow_before(mut self, frames: &'static [u32]) -> Self {
+        self.slow = frames;
+        self
     }
 }
 
@@ -40,6 +51,9 @@ impl FrameCapture for Burst {
         if self.next == self.frames {
             std::thread::sleep(wait);
             return Ok(None);
+        }
+        if self.slow.contains(&self.next) {
+            std::thread::sleep(SLOW);
         }
         let mut bytes = self.next.to_be_bytes().to_vec();
         bytes.resize(self.bytes, 0xaa);

@@ -131,7 +131,7 @@ impl DeliveryCard {
 }
 
 /// Waits until QEMU has read all frames, and halves `limit` if it has not.
-fn wait_until_read(limit: &mut Duration, is_read: impl Fn() -> bool) {
+pub(super) fn wait_until_read(limit: &mut Duration, is_read: impl Fn() -> bool) {
     let deadline = Instant::now() + *limit;
     while !is_read() {
         if Instant::now() >= deadline {

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use hikkoshi_linux::Process;
-use hikkoshi_network_frames::{MacAddress, PacketSocket, TunQueue};
+use hikkoshi_network_frames::{BufferMib, MacAddress, PacketSocket, TunQueue};
 
 use super::cards::Card;
 use super::error::NetworkError;
@@ -22,8 +22,16 @@ pub(super) struct TapCard {
     pub(super) interface: String,
     /// One for each queue at the source, one for all at the destination.
     pub(super) sockets: Vec<PacketSocket>,
+    /// At the source: as [`sockets`](Self::sockets), for what arrives earlier.
+    pub(super) earlier: Vec<PacketSocket>,
     pub(super) queues: Vec<TunQueue>,
 }
+
+/// What is kept while the guest is paused.
+const BUFFER: BufferMib = BufferMib(16);
+
+/// What is kept before that: more frames than a tap device has room for by default.
+const EARLIER: BufferMib = BufferMib(4);
 
 /// Which packet sockets a tap device gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,25 +96,31 @@ pub(super) fn open_of(
             source,
         })?;
         let namespace = namespace.as_ref().map(AsFd::as_fd);
-        let filters = match u16::try_from(tap.queues.len()) {
+        let filters: Vec<_> = match u16::try_from(tap.queues.len()) {
             Ok(several @ 2..) if sockets == Sockets::ForEachQueue => {
                 (0..several).map(Some).collect()
             }
             _ => vec![None],
         };
-        let sockets = filters
-            .into_iter()
-            .map(|queue| PacketSocket::open(namespace, &tap.interface, queue));
+        let open = |buffer| {
+            let sockets = filters
+                .iter()
+                .map(|queue| PacketSocket::open(namespace, &tap.interface, *queue, buffer));
+            let sockets: Result<Vec<_>, _> = sockets.collect();
+            sockets.map_err(|source| NetworkError::Open {
+                interface: tap.interface.clone(),
+                card: tap.card.name.clone(),
+                source,
+            })
+        };
         Ok(TapCard {
             address: tap.card.address,
             guest_address: tap.card.guest_address,
-            sockets: sockets
-                .collect::<Result<_, _>>()
-                .map_err(|source| NetworkError::Open {
-                    interface: tap.interface.clone(),
-                    card: tap.card.name,
-                    source,
-                })?,
+            sockets: open(BUFFER)?,
+            earlier: match sockets {
+                Sockets::ForEachQueue => open(EARLIER)?,
+                Sockets::ForAll => Vec::new(),
+            },
             queues: tap.queues,
             interface: tap.interface,
         })

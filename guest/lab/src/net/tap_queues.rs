@@ -66,6 +66,20 @@ impl TapQueues {
     }
 }
 
+impl Namespace {
+    /// Creates a tap device, on which the host transmits nothing by itself, and opens its queue.
+    ///
+    /// # Errors
+    /// When the kernel does not allow it.
+    pub fn create_tap(&self, name: &str) -> Result<OwnedFd, LabError> {
+        let opened = self.run(|| open_queue(name, false))?;
+        let queue = opened.map_err(LabError::file("creating as a tap device", name))?;
+        self.ip(&["link", "set", "dev", name, "addrgenmode", "none"])?;
+        self.ip(&["link", "set", "dev", name, "up"])?;
+        Ok(queue)
+    }
+}
+
 fn open_queue(name: &str, several: bool) -> io::Result<OwnedFd> {
     let queue = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let mut request = InterfaceRequest {

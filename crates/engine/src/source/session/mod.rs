@@ -64,6 +64,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// The guest is to be paused soon: see [`FrameCapture::prepare`].
+    pub(crate) fn prepare_frames(&mut self) {
+        if let Some(frames) = &mut self.frames {
+            frames.prepare();
+        }
+    }
+
     /// Connects to `remote`, offers the guest, and opens the other links once
     /// the destination has accepted it. Returns the background links apart: the
     /// threads of each phase own them in turn.
