@@ -228,3 +228,41 @@ fn a_long_migration_has_as_many_samples_as_the_engine_records() {
     assert_eq!(shown.evaluate(&times), json!(frames));
     shown.assert_clean();
 }
+
+/// A limit lets bytes pass in pieces. The chart shows the rate of a second, or since the sample
+/// before if that is longer ago, and not the pieces.
+#[test]
+fn with_a_limit_the_rates_are_level() {
+    const RATE: u64 = 20 << 20;
+    const PIECE_MS: u64 = 300;
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let recorded = RecordedCase::new("web", "precopy").record();
+    let feed = Feed::new(&server, &recorded, Side::Source);
+    open(&shown, &server, &[&feed]);
+    let mut state = recorded.states[1].0.clone();
+    let near = (0..50).map(|tick| tick * 100);
+    // The page is behind, or the samples of a long migration were thinned.
+    let far = (1..=5).map(|tick| 4900 + tick * 9 * PIECE_MS);
+    for at_ms in near.chain(far) {
+        state.at_ms = at_ms;
+        state.bytes.precopy = at_ms / PIECE_MS * PIECE_MS * RATE / 1000;
+        // What the engine has measured over the last second.
+        state.bytes_per_second = RATE as f64;
+        if at_ms >= 5000 {
+            state.bytes_per_second = 0.0;
+        }
+        server.send(&status(&feed.name, &Record::State(Box::new(state.clone()))));
+    }
+    shown.wait_for_state(&feed.name, state.at_ms);
+    let drawn = "hikkoshi.live.sections.views.find(view => view.traffic).traffic.plot.data";
+    shown.wait(
+        "the chart",
+        &format!("{drawn}[0].at(-1) === {}", state.at_ms),
+    );
+    let rates: Vec<f64> = serde_json::from_value(shown.evaluate(&format!("{drawn}[1]"))).unwrap();
+    assert_eq!(rates.len(), 55);
+    let is_level = |rate: &f64| (rate / RATE as f64 - 1.0).abs() < 0.1;
+    assert!(rates.iter().all(is_level), "{rates:?}");
+    shown.assert_clean();
+}

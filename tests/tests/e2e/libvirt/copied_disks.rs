@@ -209,8 +209,14 @@ fn a_killed_source_leaves_no_copy() {
     // libvirt can do with the domain what it wants.
     source.virsh(&["suspend", "guest"]).unwrap();
     source.virsh(&["resume", "guest"]).unwrap();
+    // An engine moves it also if only its guard is killed.
     let to = blank_disk(&test.env, DiskFormat::Qcow2);
-    DomainMove::start(&test.env, &domain, order, &plan("hybrid", &to)).complete();
+    let held = plan("hybrid", &to).hold_at(Breakpoint::after(DiskBytes).nth(40));
+    let moving = DomainMove::start(&test.env, &domain, order, &held);
+    moving.wait_held();
+    source.shell(KILL_GUARD).unwrap();
+    moving.relay().release();
+    moving.complete();
     assert_nothing_left(destination);
     assert_healthy(&domain, destination);
     domain.destroy(destination).unwrap();

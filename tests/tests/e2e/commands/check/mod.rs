@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use hikkoshi_lab::{QemuVersion, Ram, RamBackend, Vm, VmConfig, Workload};
+use hikkoshi_lab::{Device, QemuVersion, Ram, RamBackend, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Guest, JsonSchema, KernelFeature, Program, QemuState, TestEnv, assert_refused, hikkoshi,
     kvm_present, unique_address,
@@ -177,6 +177,21 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     // The guest that is left at the source must not be moved again.
     let text = run(vm.qmp_path(), 1, &[]);
     assert!(text.contains("never resume it here"), "{text}");
+}
+
+/// Two swtpms cannot use one state directory, so each side needs its own.
+#[test]
+fn a_guest_with_a_tpm_needs_an_emulator_of_its_own_at_the_destination() {
+    let env = TestEnv::new();
+    let guest = Guest::start(&env, idle_guest().device(Device::Tpm));
+    let (found, text) = check(guest.vm(), 0);
+    let note = "the guest has a TPM, whose state moves with it: at the destination it needs an swtpm \
+                for its TPM, with an empty state directory of its own, which no other swtpm uses";
+    assert!(text.contains(note), "{text}");
+    assert!(
+        found["notes"].as_array().unwrap().contains(&json!(note)),
+        "{found}"
+    );
 }
 
 /// The destination lists everything that differs, and in which modes it matters; `migrate` gives
