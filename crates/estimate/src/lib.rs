@@ -29,7 +29,7 @@
 //! * What other guests do on the hosts and on the line after the measurement.
 //! * Huge host pages, whose faults take longer.
 
-mod choose;
+mod choose_mode;
 mod costs;
 mod inputs;
 mod line;
@@ -40,7 +40,7 @@ mod span;
 mod switchover;
 mod working_set;
 
-pub use choose::{Choice, choose};
+pub use choose_mode::{Choice, choose_mode};
 pub use inputs::{Guest, Line};
 pub use predict::{Converges, Prediction, predict};
 pub use span::Span;

@@ -168,7 +168,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::costs::INSTALL_PAGE;
     use crate::working_set::tests::{at_random, measured};
-    use crate::{Choice, choose};
+    use crate::{Choice, choose_mode};
     use hikkoshi_engine::WhenStalled;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     fn chosen(guest: &Guest, line: &Line) -> Choice {
-        choose(&MODES.map(|mode| predicted(guest, line, mode))).unwrap()
+        choose_mode(&MODES.map(|mode| predicted(guest, line, mode))).unwrap()
     }
 
     /// As `--max-rounds none`, of a guest that writes to everything.
@@ -357,13 +357,13 @@ pub(crate) mod tests {
         let guest = writes(400_000.0);
         let precopy = predicted(&guest, &gbit(1.0), Mode::Precopy);
         assert_eq!(
-            choose(&[precopy]).map(|choice| choice.mode),
+            choose_mode(&[precopy]).map(|choice| choice.mode),
             Some(Mode::Precopy)
         );
         let postcopy = predicted(&guest, &gbit(1.0), Mode::Postcopy);
-        let choice = choose(&[precopy, postcopy]);
+        let choice = choose_mode(&[precopy, postcopy]);
         assert_eq!(choice.map(|choice| choice.mode), Some(Mode::Postcopy));
-        assert_eq!(choose(&[]), None);
+        assert_eq!(choose_mode(&[]), None);
     }
 
     /// 1,220 pages a second in the background, and those that the guest waits for.
@@ -395,7 +395,7 @@ pub(crate) mod tests {
                 };
                 predict(&guest, &line, &options)
             });
-            choose(&predictions).unwrap().reason
+            choose_mode(&predictions).unwrap().reason
         };
         let limited = reason(Some(5_000_000));
         assert!(limited.contains("--bandwidth"), "{limited}");

@@ -16,7 +16,7 @@
 //!
 //! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
 //!   and the time to wait for a source; and the front of several destinations on one port;
-//! * `connect/`: a destination to connect to; `handshake.rs`: TLS and the hello of both sides;
+//! * `connect/`: a destination to connect to; `link_handshake.rs`: TLS and the hello of both sides;
 //! * `request_invitation/`: a source with a certificate asks a front for an invitation;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;
@@ -45,7 +45,7 @@ mod accept;
 mod address;
 mod connect;
 mod flow;
-mod handshake;
+mod link_handshake;
 mod message_name;
 mod request_invitation;
 mod stream;
@@ -58,7 +58,7 @@ pub use accept::{
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
-pub use handshake::{HandshakeError, hello, open};
+pub use link_handshake::{HandshakeError, hello, open};
 pub use message_name::message_name;
 pub use request_invitation::{
     InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,

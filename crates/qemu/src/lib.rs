@@ -33,7 +33,7 @@
 //! | `network` | the guest's network cards, and the tap devices behind them |
 //! | `device_tree` | the guest's devices and their places on the buses |
 //! | `ram` | the guest's RAM blocks, in the guest, in QEMU's process and in files |
-//! | `parts` | what a part of a guest means for a move |
+//! | `guest_parts` | what a part of a guest means for a move |
 //! | `process` | QEMU's process: memory areas, files, exclusive access, command line |
 //! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
 //! | [`qmp`] | the QMP client, and command sequences that both sides use |
@@ -50,7 +50,7 @@
 //! disks  network
 //! device_tree
 //! ram
-//! parts  process  stream
+//! guest_parts  process  stream
 //! qmp
 //! ```
 //!
@@ -127,11 +127,11 @@ mod disks;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod guest_parts;
 mod identity;
 mod measure;
 mod migration_settings;
 mod network;
-mod parts;
 mod process;
 pub mod qmp;
 mod ram;
@@ -171,8 +171,8 @@ pub use process::namespaces::{FindProcessError, NamespaceIdentity};
 pub use qmp::pause_mark::MOVED_STATE;
 pub use qmp::{QmpListener, ResumeError};
 pub use ram::RamError;
-pub use ram::free_space::FreeSpaceError;
-pub use ram::free_space::Overcommit;
+pub use ram::enough_memory::NotEnoughMemory;
+pub use ram::enough_memory::Overcommit;
 pub use source::guest_now::GuestNow;
 pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;

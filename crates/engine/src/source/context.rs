@@ -13,7 +13,7 @@ use crate::source::control::SourceControl;
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
 use crate::source::private_blocks::may_be_lost;
-use crate::source::sent_pages::SentPages;
+use crate::source::repeat_counter::RepeatCounter;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub(crate) struct MigrationContext {
     pub(crate) progress: Arc<Tracker>,
     pub(crate) map: Arc<MemoryMap>,
     /// The pages that were sent.
-    pub(crate) sent: Arc<SentPages>,
+    pub(crate) sent: Arc<RepeatCounter>,
     /// The steps of the switchover so far.
     pub(crate) steps: Arc<SwitchoverSteps>,
     pub(crate) observer: Arc<dyn Observer>,

@@ -16,7 +16,7 @@ use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
-use crate::source::sent_pages::SentPages;
+use crate::source::repeat_counter::RepeatCounter;
 
 /// How a migration starts at the source.
 pub(crate) struct SourceStart<'a> {
@@ -54,8 +54,8 @@ pub(crate) fn with_context(
     watch.control.begin(options, machine.stage(), &watch.cancel);
     observer.begin(&live);
     let sent = match start.resumed {
-        false => SentPages::none(ram.layout().pages(), options),
-        true => SentPages::unknown(),
+        false => RepeatCounter::none(ram.layout().pages(), options),
+        true => RepeatCounter::unknown(),
     };
     let shared = MigrationContext {
         ram,

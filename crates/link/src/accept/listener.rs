@@ -18,7 +18,7 @@ use crate::TICK;
 use crate::accept::handed;
 use crate::accept::pending::{PendingHandshakes, PendingSlot};
 use crate::accept::wait_limit::{WaitEnded, WaitLimit};
-use crate::handshake;
+use crate::link_handshake;
 use crate::tls::TlsServer;
 use crate::{AcceptedLink, Address, Stream};
 use hikkoshi_linux::CancelFlag;
@@ -198,7 +198,8 @@ impl Listener {
                         return;
                     }
                 };
-                let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
+                let new = match link_handshake::answer(stream, peer, tls.as_ref(), &current, &stop)
+                {
                     Ok(new) => AcceptedLink { from, ..new },
                     Err((peer, error)) => {
                         pending.log_rejection(&peer, &Report::new(&error));
@@ -254,7 +255,7 @@ fn handed_over(
     };
     let passed = stream
         .set_timeout(Some(TICK))
-        .and_then(|()| handed::receive(carrier, handshake::limits(stop)))
+        .and_then(|()| handed::receive(carrier, link_handshake::limits(stop)))
         .and_then(|passed| {
             let Some(passed) = passed else {
                 slot.identify(&stream, None)?;

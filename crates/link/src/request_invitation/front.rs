@@ -8,7 +8,7 @@ use hikkoshi_linux::CancelFlag;
 use thiserror::Error;
 
 use super::{Connection, INVITED, MAX_NAME, PeerCertificate, REFUSED, with_length};
-use crate::handshake::limits;
+use crate::link_handshake::limits;
 use crate::tls::{SecureError, TimeLimits, TlsServer, accept_certified};
 use crate::{Stream, TICK};
 

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{Connection, INVITED, MAX_TEXT, REFUSED, with_length};
 use crate::connect::connect_hints;
-use crate::handshake::limits;
+use crate::link_handshake::limits;
 use crate::tls::{Invitation, SecureError, TimeLimits, TlsClient, connect};
 use crate::{Address, Stream, TICK};
 

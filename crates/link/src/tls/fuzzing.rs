@@ -13,7 +13,7 @@ use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::pki_types::CertificateDer;
 
 use crate::Address;
-use crate::tls::handshake::{accept, connect};
+use crate::tls::invited_handshake::{accept, connect};
 use crate::tls::keys::{ALERT, DATA, HANDSHAKE, Key, KeyRenewal, MAX_PLAIN, Renew, TAG};
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{MAX_EMPTY, MAX_RECORD};

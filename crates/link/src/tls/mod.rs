@@ -7,7 +7,7 @@
 //!   other key. It proves that it knows the secret by a MAC over the fingerprints of both keys, and
 //!   TLS proves that it has its own key. From the first migration on, the destination accepts only
 //!   that migration's source: the source's key authenticates all its links, also after a reconnect
-//!   (`invitation_check.rs`).
+//!   (`source_authorization.rs`).
 //! - **Authority**: both sides have certificates of an authority that both trust
 //!   ([`Certificates`]); the destination's certificate must name the host that the source connects
 //!   to.
@@ -15,23 +15,22 @@
 //! To continue a migration after its process has ended, each side saves a small record:
 //! [`SourceCredentials`] and [`DestinationCredentials`].
 //!
-//! rustls does the handshake (`run_handshake.rs`; `handshake.rs` adds the proof), with the
-//! configuration in `client_server.rs`. This crate seals and opens the records after it
+//! rustls does the handshake (`rustls_handshake.rs`; `invited_handshake.rs` adds the proof), with
+//! the configuration in `config.rs`. This crate seals and opens the records after it
 //! (`record_encrypt.rs`, `record_decrypt.rs`), with the keys that rustls exports. So the two
 //! directions of a link have separate state, and neither allocates memory.
 
 mod certificate_files;
 mod certificates;
-mod client_server;
+mod config;
 mod credentials;
 mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod handshake;
 mod identity;
 mod invitation;
-mod invitation_check;
+mod invited_handshake;
 mod keys;
 mod own_certificate;
 mod peer_key;
@@ -39,8 +38,9 @@ mod receive_buffer;
 mod record_decrypt;
 mod record_encrypt;
 mod route;
-mod run_handshake;
+mod rustls_handshake;
 mod secure_error;
+mod source_authorization;
 mod time_limits;
 
 #[cfg(test)]
@@ -49,7 +49,7 @@ pub(crate) mod test_authority;
 mod tests;
 
 pub use certificates::Certificates;
-pub use client_server::{TlsClient, TlsServer};
+pub use config::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
 pub use error::{CertificateProblem, CertificatesError, Validity};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
@@ -58,6 +58,6 @@ pub(crate) use route::Wanted;
 pub use secure_error::SecureError;
 pub use time_limits::TimeLimits;
 
-pub(crate) use handshake::{accept, accept_certified, connect, receive, send};
+pub(crate) use invited_handshake::{accept, accept_certified, connect, receive, send};
 pub(crate) use record_decrypt::Opener;
 pub use record_encrypt::Sealer;

@@ -37,7 +37,7 @@ impl PinnedKey {
 }
 
 /// A destination accepts every key in the handshake:
-/// [`Authorization`](crate::tls::invitation_check::Authorization) decides afterwards.
+/// [`Authorization`](crate::tls::source_authorization::Authorization) decides afterwards.
 ///
 /// This is also so once only one source's key is accepted. To refuse other keys here would save one
 /// signature verification of a whole handshake, and the peer would receive an alert instead of the

@@ -10,7 +10,7 @@ use std::fmt;
 use data_encoding::HEXLOWER;
 use rustls::server::Acceptor;
 
-use super::client_server::REQUEST_PROTOCOL;
+use super::config::REQUEST_PROTOCOL;
 use super::invitation::Fingerprint;
 
 /// The prefix of the label; the fingerprint of the destination's key follows.

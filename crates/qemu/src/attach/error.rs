@@ -150,7 +150,7 @@ impl AttachError {
 
     /// Whether the user can allow it by [`Overcommit::Allow`](super::Overcommit).
     pub(super) fn is_overcommit(&self) -> bool {
-        matches!(self, Self::Ram(RamError::FreeSpace(error)) if error.is_overcommit())
+        matches!(self, Self::Ram(RamError::NotEnoughMemory(error)) if error.is_overcommit())
     }
 
     /// Whether it prevents a move by `mode`; `None`: by any.

@@ -58,7 +58,7 @@ impl Inspection {
         };
         match ram::find(&mut self.client, &process, access) {
             Ok(mut ram) => {
-                let shortage = ram.shortage.take().map(RamError::FreeSpace);
+                let shortage = ram.shortage.take().map(RamError::NotEnoughMemory);
                 self.obstacles.extend(shortage.map(Into::into));
                 if side == Side::Destination {
                     let in_use = ram::sharing::check(&process, &ram.memory, &mut ram.warnings);

@@ -24,7 +24,7 @@ use self::preflight::{AllowedTypes, Excludes, Refusal, Side, untested};
 use crate::device_tree;
 use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};
-pub(crate) use crate::ram::free_space::Overcommit;
+pub(crate) use crate::ram::enough_memory::Overcommit;
 
 /// A QEMU that can take part in a migration.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::error::LOAD_TIMEOUT;
+use super::qemu_output::Written;
 use super::resume_guest::{open_announcer, opened};
 use super::vcpus;
-use super::written::Written;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
 use crate::migration_settings::{self, Settings};

@@ -18,6 +18,7 @@ mod fitting_disks;
 mod guest;
 mod load;
 pub(crate) mod piped;
+mod qemu_output;
 mod reattach_info;
 mod release;
 mod resume_guest;
@@ -25,7 +26,6 @@ mod shutdown_listener;
 mod storage_daemon;
 mod userfault;
 mod vcpus;
-mod written;
 
 use std::io;
 use std::os::unix::net::UnixStream;

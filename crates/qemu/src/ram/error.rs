@@ -5,7 +5,7 @@ use std::io;
 use hikkoshi_pages::LayoutError;
 use thiserror::Error;
 
-use super::free_space::FreeSpaceError;
+use super::enough_memory::NotEnoughMemory;
 use crate::process::ProcessError;
 use crate::qmp::QmpError;
 
@@ -207,7 +207,7 @@ pub enum RamError {
     Layout(#[from] LayoutError),
     /// There is not enough free space for it.
     #[error(transparent)]
-    FreeSpace(#[from] FreeSpaceError),
+    NotEnoughMemory(#[from] NotEnoughMemory),
 }
 
 /// Several reasons, at least one.

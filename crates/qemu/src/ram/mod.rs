@@ -15,9 +15,9 @@
 mod addresses;
 pub(crate) mod backend;
 pub(crate) mod blocks;
+pub(crate) mod enough_memory;
 mod error;
 pub(crate) mod file;
-pub(crate) mod free_space;
 pub(crate) mod huge_tmpfs;
 #[cfg(test)]
 mod installed_qemu_tests;
@@ -35,10 +35,10 @@ use serde_json::{Value, json};
 
 use self::backend::Backend;
 use self::blocks::RamBlockInfo;
+use self::enough_memory::NotEnoughMemory;
 pub use self::error::RamError;
 pub(crate) use self::error::RamErrors;
 use self::file::BlockMemory;
-use self::free_space::FreeSpaceError;
 use self::mtree::FlatRange;
 use crate::process;
 use crate::process::reopen::FileAccess;
@@ -55,7 +55,7 @@ pub(crate) struct Ram {
     /// What is remarkable about it, for people.
     pub(crate) warnings: Vec<String>,
     /// At the destination: there is too little free memory for it.
-    pub(crate) shortage: Option<FreeSpaceError>,
+    pub(crate) shortage: Option<NotEnoughMemory>,
 }
 
 /// A block that was found.
@@ -82,7 +82,7 @@ pub(crate) fn find(
     if access == FileAccess::Write {
         let all = found.iter();
         let blocks = all.map(|found| (&found.block, &found.memory, found.reserved));
-        shortage = free_space::check(process, blocks, &mut warnings).err();
+        shortage = enough_memory::check(process, blocks, &mut warnings).err();
     }
     Ok(Ram {
         shortage,

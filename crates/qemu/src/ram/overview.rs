@@ -6,7 +6,7 @@ use hikkoshi_linux::Process;
 
 use super::backend;
 use super::{RamError, addresses, blocks};
-use crate::parts::{MemoryPart, PageHolder};
+use crate::guest_parts::{MemoryPart, PageHolder};
 use crate::process;
 use crate::process::maps::Area;
 use crate::qmp::human_monitor::human;

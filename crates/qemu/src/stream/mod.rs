@@ -11,15 +11,15 @@
 //! # Files and sockets
 //!
 //! At the source QEMU writes into a file in memory (`save_file.rs`). At the destination it reads
-//! from a socket (`open`): a thread of ours writes at our end (`load_writer.rs`), so the engine
+//! from a socket (`open`): a thread of ours writes at our end (`socket_writer.rs`), so the engine
 //! never waits for QEMU.
 
 mod asynchronous_faults;
 mod format;
-mod load_stream;
-mod load_writer;
+mod incoming_stream;
 mod save_file;
 mod saved_devices;
+mod socket_writer;
 #[cfg(test)]
 mod tests;
 
@@ -29,14 +29,14 @@ use std::os::unix::net::UnixStream;
 use serde_json::json;
 
 pub use self::format::StreamError;
-pub use self::load_stream::{StreamBlock, head, tail, whole};
-pub(crate) use self::load_stream::{beginning, filler, first_pages, sections};
-pub(crate) use self::load_writer::DeviceStateWriter;
+pub use self::incoming_stream::{StreamBlock, head, tail, whole};
+pub(crate) use self::incoming_stream::{beginning, filler, first_pages, sections};
 pub(crate) use self::save_file::SaveFile;
 pub(crate) use self::save_file::remove_all as remove_save_files;
 pub(crate) use self::save_file::remove_sets as remove_descriptor_sets;
 pub(crate) use self::saved_devices::virtual_clock;
 pub use self::saved_devices::{SavedDevices, Section};
+pub(crate) use self::socket_writer::DeviceStateWriter;
 use crate::qmp::{Client, QmpError};
 
 /// The name of our descriptor inside QEMU.

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use hikkoshi_link::BackgroundSender;
 
 use crate::source::postcopy::PreparedPostcopy;
+use crate::source::postcopy::answer_requests::RequestAnswerer;
 use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::pusher::Pushers;
-use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::session::Session;
 
 /// The links to a destination, and the threads that work on them.
 #[derive(Debug)]
 pub(crate) struct ActiveLinks {
     pub(crate) session: Session,
-    urgent: Option<UrgentThread>,
+    urgent: Option<RequestAnswerer>,
     /// The background links, before the pushers are started.
     pub(crate) idle: Option<(Vec<BackgroundSender>, Arc<PushPolicy>)>,
     pub(crate) pushers: Option<Pushers>,

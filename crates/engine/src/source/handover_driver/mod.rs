@@ -2,7 +2,7 @@
 //!
 //! The driver feeds events to the machine of `hikkoshi-handover` and performs
 //! its actions. The main thread waits for events (`next_event.rs`). The urgent
-//! thread answers page requests (`postcopy/urgent.rs`), and a thread for each
+//! thread answers page requests (`postcopy/answer_requests.rs`), and a thread for each
 //! background link pushes all other pages (`postcopy/pusher.rs`).
 
 mod event_with_cause;

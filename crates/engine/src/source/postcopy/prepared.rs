@@ -6,8 +6,8 @@ use hikkoshi_link::{BackgroundSender, LinkReader, LinkWriter};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::postcopy::answer_requests::RequestAnswerer;
 use crate::source::postcopy::push_policy::PushPolicy;
-use crate::source::postcopy::urgent::UrgentThread;
 use crate::source::session::Session;
 use crate::source::unsent::UnsentPages;
 
@@ -15,7 +15,7 @@ use crate::source::unsent::UnsentPages;
 #[derive(Debug)]
 pub(crate) struct PreparedPostcopy {
     /// Answers page requests.
-    pub(crate) urgent: UrgentThread,
+    pub(crate) urgent: RequestAnswerer,
     /// The background links, not used yet.
     pub(crate) links: Vec<BackgroundSender>,
     /// The order in which pages are pushed.
@@ -36,7 +36,7 @@ impl PreparedPostcopy {
         let weak = Arc::<UnsentPages>::downgrade(unsent);
         shared.live.note_missing(weak);
         Ok(Self {
-            urgent: UrgentThread::start(shared, session, urgent, unsent, &policy)?,
+            urgent: RequestAnswerer::start(shared, session, urgent, unsent, &policy)?,
             links,
             policy,
         })

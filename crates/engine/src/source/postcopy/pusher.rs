@@ -17,7 +17,7 @@ use crate::report::{Cell, Counters, MemoryMap, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
-use crate::source::sent_pages::{SentAs, SentPages};
+use crate::source::repeat_counter::{RepeatCounter, SentAs};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
@@ -135,7 +135,7 @@ struct Pusher {
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     map: Arc<MemoryMap>,
-    sent: Arc<SentPages>,
+    sent: Arc<RepeatCounter>,
     reader: PageReader,
     stop: CancelFlag,
 }

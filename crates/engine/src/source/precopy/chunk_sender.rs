@@ -9,7 +9,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::{Batch, Work};
 use crate::source::precopy::collector::Collector;
-use crate::source::sent_pages::SentAs;
+use crate::source::repeat_counter::SentAs;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_memory::{PageReader, PageRun};

@@ -15,7 +15,7 @@ use crate::report::{Cell, Counters};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::private_blocks::{MAX_SENT_BEFORE_COMMIT, sent_before_commit, smallest_first};
-use crate::source::sent_pages::SentAs;
+use crate::source::repeat_counter::SentAs;
 use crate::source::unsent::UnsentPages;
 
 /// Pages in one frame.
@@ -56,7 +56,7 @@ impl PrivatePages {
         shared: &MigrationContext,
         unsent: &UnsentPages,
         link: &'a mut BackgroundSender,
-    ) -> Result<SentPages<'a>, SourceFailure> {
+    ) -> Result<PagesOnTheirWay<'a>, SourceFailure> {
         let before = link.sent();
         let mut reader = PageReader::new(PAGES_PER_READ);
         for (_, runs) in &self.0 {
@@ -68,7 +68,7 @@ impl PrivatePages {
             }
         }
         link.flush(&shared.cancel).map_err(failed)?;
-        Ok(SentPages {
+        Ok(PagesOnTheirWay {
             link,
             before,
             pages: self,
@@ -79,14 +79,14 @@ impl PrivatePages {
 /// Pages that are on their way.
 #[derive(Debug)]
 #[must_use = "they may not have arrived"]
-pub(crate) struct SentPages<'a> {
+pub(crate) struct PagesOnTheirWay<'a> {
     link: &'a mut BackgroundSender,
     /// Bytes that the link had sent before.
     before: u64,
     pages: PrivatePages,
 }
 
-impl SentPages<'_> {
+impl PagesOnTheirWay<'_> {
     /// Waits until they have been installed.
     pub(crate) fn wait_until_installed(
         self,

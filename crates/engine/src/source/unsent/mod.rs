@@ -11,7 +11,7 @@ use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 use crate::report::MissingRanges;
 use crate::source::error::SourceFailure;
 use crate::source::read_log::{join, peek_log, take_log};
-use crate::source::sent_pages::SentPages;
+use crate::source::repeat_counter::RepeatCounter;
 use bit_scan::first_run;
 pub(crate) use bit_scan::words;
 use hikkoshi_memory::GuestRam;
@@ -113,7 +113,7 @@ impl UnsentPages {
         log: &dyn DirtyLog,
         source: &RamLayout,
         destination: &RamLayout,
-        sent: &SentPages,
+        sent: &RepeatCounter,
     ) -> Result<Vec<PageRange>, SourceFailure> {
         take_log(log, source, |run, new| {
             self.count_write(run);
@@ -131,7 +131,7 @@ impl UnsentPages {
         log: &dyn DirtyLog,
         source: &RamLayout,
         destination: &RamLayout,
-        sent: &SentPages,
+        sent: &RepeatCounter,
         count_writes: bool,
     ) -> Result<Vec<PageRange>, SourceFailure> {
         peek_log(log, source, |run, new| {
@@ -305,7 +305,7 @@ mod tests {
             range(100, 101),
             range(300, 310),
         ]));
-        let sent = SentPages::unknown();
+        let sent = RepeatCounter::unknown();
         let add = || unsent.add_dirty(&log, &layout, &layout, &sent).unwrap();
         let new = add();
         // Joined where rounding makes them touch; the last huge page is clean.
@@ -324,7 +324,7 @@ mod tests {
         let unsent = UnsentPages::empty(1027, true);
         let layout = layout(PAGE_BYTES);
         let log = Log(Mutex::new(vec![range(10, 20)]));
-        let sent = SentPages::unknown();
+        let sent = RepeatCounter::unknown();
         let peek = |count_writes| {
             unsent
                 .add_dirty_of_paused(&log, &layout, &layout, &sent, count_writes)

@@ -12,7 +12,7 @@ use hikkoshi_engine::{
     CancelFlag, Comparison, Mode, OfferedGuest, Priority, ProbeOptions, SourceOptions, compare,
     probe,
 };
-use hikkoshi_estimate::{Guest, Line, Span, WorkingSet, choose, predict};
+use hikkoshi_estimate::{Guest, Line, Span, WorkingSet, choose_mode, predict};
 use hikkoshi_link::Remote;
 use hikkoshi_memory::{ContentSample, sample_content};
 use hikkoshi_qemu::{Checked, QemuMeasurement, Verdict};
@@ -141,7 +141,7 @@ pub(crate) fn estimate(
         guest,
         line,
         probed,
-        choice: choose(&possible),
+        choice: choose_mode(&possible),
         modes,
         notes,
     })

@@ -1,12 +1,12 @@
 //! What each device, network backend and disk means for a move, for people.
 
 use super::block::{self, Node};
+use super::check_devices::{self, AllowedTypes};
 use super::devices::{self, MemoryWrites};
 use super::known_types::is_of_the_board;
 use super::qom_tree::{DEVICE_FOLDERS, Object, UNATTACHED};
-use super::survey::{self, AllowedTypes};
 use super::{network, pinning};
-use crate::parts::{Part, Verdict};
+use crate::guest_parts::{Part, Verdict};
 use crate::qmp::{Client, QmpError};
 
 fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict {
@@ -23,7 +23,7 @@ fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict 
 /// others that are an obstacle.
 pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<Part>, QmpError> {
     let mut found: Vec<Part> = Vec::new();
-    let objects = survey::objects(client)?;
+    let objects = check_devices::objects(client)?;
     for object in &objects {
         let is_part = |whole: &Part| {
             matches!(whole.verdict, Verdict::Refused(_)) && object.is_below(&whole.name)
@@ -32,7 +32,7 @@ pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec
             continue;
         }
         let writes = match devices::of_type(&object.kind) {
-            MemoryWrites::Tracked if survey::has_scsi_passthrough(client, object)? => {
+            MemoryWrites::Tracked if check_devices::has_scsi_passthrough(client, object)? => {
                 MemoryWrites::UntilPause(devices::SG_IO)
             }
             writes => writes,

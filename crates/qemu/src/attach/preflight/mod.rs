@@ -1,6 +1,7 @@
 //! Checks whether this QEMU's guest can be moved, before anything is changed.
 
 mod block;
+mod check_devices;
 mod deleted_images;
 mod devices;
 mod excluded_modes;
@@ -15,10 +16,10 @@ mod other_process;
 mod pinning;
 mod qom_tree;
 mod refusal;
-mod survey;
 mod tpm;
 pub(crate) mod untested;
 
+pub use check_devices::AllowedTypes;
 pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
@@ -26,7 +27,6 @@ use hikkoshi_pages::{RamBlock, RamLayout};
 pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
 use serde_json::Value;
-pub use survey::AllowedTypes;
 pub(crate) use untested::DRAIN;
 
 use self::qom_tree::DEVICE_FOLDERS;
@@ -62,7 +62,7 @@ pub(crate) fn check(
     let (migrating, blocked) = check_migration(client, side)?;
     found.extend(migrating);
     // Before QEMU's own migration blockers: our messages say what to do.
-    let survey = survey::survey(client, allowed)?;
+    let survey = check_devices::survey(client, allowed)?;
     found.extend(survey.found);
     found.extend(check_confidential(client)?);
     if side == Side::Source {
@@ -182,7 +182,7 @@ pub(crate) fn check_mode(
     allowed: &AllowedTypes,
     drains: &mut bool,
 ) -> Result<Vec<Refusal>, QmpError> {
-    let mut found = survey::survey(client, allowed)?.found;
+    let mut found = check_devices::survey(client, allowed)?.found;
     found.extend(check_postcopy(client)?);
     if Excludes::Rounds.includes(mode) {
         found.extend(untested::check_drain(client, drains)?);
@@ -227,7 +227,7 @@ pub(crate) fn check_again(
 ) -> Result<(), Refusal> {
     let (migrating, blocked) = check_migration(client, Side::Source)?;
     let mut found: Vec<Refusal> = migrating.into_iter().collect();
-    let survey = survey::survey(client, allowed)?;
+    let survey = check_devices::survey(client, allowed)?;
     found.extend(survey.found);
     if let Some(node) = survey.pinning.filter(|_| !move_.drained) {
         found.push(Refusal::PinningSince {

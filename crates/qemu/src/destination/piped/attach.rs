@@ -21,7 +21,7 @@ use crate::process::reopen::FileAccess;
 use crate::qmp::Monitor;
 use crate::ram::RamError;
 use crate::ram::blocks::RamBlockInfo;
-use crate::ram::{file, free_space, sharing};
+use crate::ram::{enough_memory, file, sharing};
 
 /// The guest that the machine was made for, as its source describes it. The owner has made the
 /// machine from the source's description, and QEMU checks each part when it loads the device state.
@@ -111,10 +111,10 @@ fn attach(
     // libvirt reserves no memory beforehand, except with preallocation, which has allocated it.
     let blocks = found.iter().map(|(info, memory)| (info, memory, false));
     let mut warnings = Vec::new();
-    if let Err(shortage) = free_space::check(&process, blocks, &mut warnings)
+    if let Err(shortage) = enough_memory::check(&process, blocks, &mut warnings)
         && !(overcommit == Overcommit::Allow && shortage.is_overcommit())
     {
-        return Err(RamError::FreeSpace(shortage).into());
+        return Err(RamError::NotEnoughMemory(shortage).into());
     }
     let layout = description.layout().map_err(RamError::from)?;
     let backings = found

@@ -41,7 +41,7 @@ pub use self::error::PipedError;
 pub use self::loaded::{HasRunError, LoadedGuest};
 pub use self::pipe::StreamPipe;
 use super::error::LOAD_TIMEOUT;
-use super::written::Written;
+use super::qemu_output::Written;
 use crate::network::OwnedCard;
 use crate::stream::{self, StreamError};
 

@@ -1,4 +1,4 @@
-//! Which mode to use: [`choose`].
+//! Which mode to use: [`choose_mode`].
 
 use hikkoshi_engine::Mode;
 
@@ -30,7 +30,7 @@ pub struct Choice {
 /// * **Post-copy**, if a hybrid migration would send most pages twice.
 /// * **Hybrid** otherwise.
 #[must_use]
-pub fn choose(predictions: &[Prediction]) -> Option<Choice> {
+pub fn choose_mode(predictions: &[Prediction]) -> Option<Choice> {
     let of = |mode| {
         predictions
             .iter()

@@ -50,7 +50,7 @@ const OWN_BYTES_TCG: u64 = 64 * MIB;
 
 /// There is not enough free space for the guest's memory.
 #[derive(Debug, Error)]
-pub enum FreeSpaceError {
+pub enum NotEnoughMemory {
     /// The tmpfs is full, or too small.
     #[error(
         "the file system of the guest's memory {ids} has {free} bytes free, but {needed} more are \
@@ -160,7 +160,7 @@ pub enum Overcommit {
     Allow,
 }
 
-impl FreeSpaceError {
+impl NotEnoughMemory {
     /// Whether [`Overcommit::Allow`] allows it: memory may become free.
     pub(crate) fn is_overcommit(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::MemoryLimit { .. })
@@ -209,25 +209,25 @@ pub(crate) fn check<'a>(
     process: &Process,
     blocks: impl Iterator<Item = (&'a RamBlockInfo, &'a BlockMemory, bool)>,
     warnings: &mut Vec<String>,
-) -> Result<(), FreeSpaceError> {
+) -> Result<(), NotEnoughMemory> {
     let mut needs = Needs::default();
     for (block, memory, reserved) in blocks {
         needs
             .add(block, memory, reserved)
-            .map_err(|source| FreeSpaceError::Query {
+            .map_err(|source| NotEnoughMemory::Query {
                 id: block.name.clone(),
                 source,
             })?;
     }
     needs.check_systems()?;
     needs.check_pools()?;
-    let own = Process::open(std::process::id()).map_err(FreeSpaceError::Available)?;
+    let own = Process::open(std::process::id()).map_err(NotEnoughMemory::Available)?;
     for (of_qemu, process) in [(true, process), (false, &own)] {
         needs.check_huge_pages(of_qemu, |page, reserved| {
             huge_pages_available(process, page, reserved)
         })?;
     }
-    let available = memory_available(process).map_err(FreeSpaceError::Available)?;
+    let available = memory_available(process).map_err(NotEnoughMemory::Available)?;
     if available.is_any_unseen {
         warnings.push(format!(
             "a cgroup of QEMU's process {} is not mounted here: limits of its memory are not \
@@ -310,10 +310,10 @@ impl Needs {
         Ok(())
     }
 
-    fn check_systems(&self) -> Result<(), FreeSpaceError> {
+    fn check_systems(&self) -> Result<(), NotEnoughMemory> {
         match self.systems.values().find(|need| need.bytes > need.free) {
             None => Ok(()),
-            Some(need) => Err(FreeSpaceError::FileSystem {
+            Some(need) => Err(NotEnoughMemory::FileSystem {
                 ids: need.ids(),
                 free: need.free,
                 needed: need.bytes,
@@ -321,10 +321,10 @@ impl Needs {
         }
     }
 
-    fn check_pools(&self) -> Result<(), FreeSpaceError> {
+    fn check_pools(&self) -> Result<(), NotEnoughMemory> {
         match self.pools.iter().find(|(_, need)| need.bytes > need.free) {
             None => Ok(()),
-            Some((&page, need)) => Err(FreeSpaceError::HugePages {
+            Some((&page, need)) => Err(NotEnoughMemory::HugePages {
                 ids: need.ids(),
                 page,
                 free: need.free / page,
@@ -337,11 +337,11 @@ impl Needs {
         &self,
         of_qemu: bool,
         available: impl Fn(u64, bool) -> io::Result<Option<CgroupLimit>>,
-    ) -> Result<(), FreeSpaceError> {
+    ) -> Result<(), NotEnoughMemory> {
         for (&(page, reserved), need) in &self.huge {
-            match available(page, reserved).map_err(FreeSpaceError::Available)? {
+            match available(page, reserved).map_err(NotEnoughMemory::Available)? {
                 Some(limit) if need.bytes > limit.available => {
-                    return Err(FreeSpaceError::HugePageLimit {
+                    return Err(NotEnoughMemory::HugePageLimit {
                         ids: need.ids(),
                         needed: need.bytes,
                         of_qemu,
@@ -358,7 +358,7 @@ impl Needs {
         &self,
         available: &AvailableMemory,
         own: u64,
-    ) -> Result<Option<String>, FreeSpaceError> {
+    ) -> Result<Option<String>, NotEnoughMemory> {
         let ids = || match self.memory.ids() {
             // QEMU's own needs are still to come.
             ids if ids.is_empty() => "(all of it is allocated, or in huge pages)".to_owned(),
@@ -366,7 +366,7 @@ impl Needs {
         };
         let needed = with_own_needs(self.memory.bytes, own);
         if needed > available.host {
-            return Err(FreeSpaceError::Memory {
+            return Err(NotEnoughMemory::Memory {
                 ids: ids(),
                 needed,
                 available: available.host,
@@ -374,7 +374,7 @@ impl Needs {
         }
         let exceeded = |limit: &&CgroupLimit| needed > limit.available;
         if let Some(limit) = available.limit.as_ref().filter(exceeded) {
-            return Err(FreeSpaceError::MemoryLimit {
+            return Err(NotEnoughMemory::MemoryLimit {
                 ids: ids(),
                 needed,
                 limit: limit.clone(),

@@ -7,14 +7,14 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::CertificateDer;
 use rustls::server::UnbufferedServerConnection;
 
-use crate::tls::client_server::{TlsClient, TlsServer};
+use crate::tls::config::{TlsClient, TlsServer};
 use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
-use crate::tls::invitation_check::ProofResult;
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{Alert, Opener};
 use crate::tls::record_encrypt::Sealer;
-use crate::tls::run_handshake::{Ends, run_handshake};
+use crate::tls::rustls_handshake::{Ends, run_handshake};
 use crate::tls::secure_error::SecureError;
+use crate::tls::source_authorization::ProofResult;
 use crate::tls::time_limits::{TimeLimits, or_timed_out};
 
 /// Does a source's handshake on `socket`, whose calls must not block for long. With an invitation,

@@ -23,7 +23,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
 use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
-use crate::source::sent_pages::{SentAs, SentPages};
+use crate::source::repeat_counter::{RepeatCounter, SentAs};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity, message_name};
@@ -43,9 +43,9 @@ const UNSENT: u32 = 64 << 10;
 
 /// The thread that answers page requests.
 #[derive(Debug)]
-pub(crate) struct UrgentThread(JoinHandle<()>);
+pub(crate) struct RequestAnswerer(JoinHandle<()>);
 
-impl UrgentThread {
+impl RequestAnswerer {
     /// Starts to answer requests on the urgent link.
     pub(crate) fn start(
         shared: &MigrationContext,
@@ -184,7 +184,7 @@ struct Answer {
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     map: Arc<MemoryMap>,
-    sent: Arc<SentPages>,
+    sent: Arc<RepeatCounter>,
     reader: PageReader,
 }
 

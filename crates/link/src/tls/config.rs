@@ -19,11 +19,11 @@ use crate::tls::credentials::{Destination, DestinationCredentials, Source, Sourc
 use crate::tls::error::CertificatesError;
 use crate::tls::identity::{Identity, SELF_SIGNED_NAME};
 use crate::tls::invitation::{Fingerprint, Invitation, Proof, Secret};
-use crate::tls::invitation_check::{Authorization, ProofResult};
 use crate::tls::own_certificate;
 use crate::tls::own_certificate::Side;
 use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
 use crate::tls::route::Route;
+use crate::tls::source_authorization::{Authorization, ProofResult};
 
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";

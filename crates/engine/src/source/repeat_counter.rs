@@ -25,7 +25,7 @@ pub(crate) enum SentAs {
 
 /// The pages that this engine has sent.
 #[derive(Debug)]
-pub(crate) struct SentPages {
+pub(crate) struct RepeatCounter {
     /// In pre-copy, if there is one.
     precopy: Option<PageBitmap>,
     /// In post-copy, if there may be one.
@@ -37,7 +37,7 @@ pub(crate) struct SentPages {
     links_lost: AtomicBool,
 }
 
-impl SentPages {
+impl RepeatCounter {
     /// Nothing was sent yet, of a guest of `pages` pages.
     pub(crate) fn none(pages: u64, options: &SourceOptions) -> Self {
         let bitmap = |needed: bool| needed.then(|| PageBitmap::empty(pages));
@@ -149,12 +149,12 @@ mod tests {
         PageRange::from_len(Page::new(start), pages)
     }
 
-    fn of_mode(mode: Mode) -> SentPages {
+    fn of_mode(mode: Mode) -> RepeatCounter {
         let options = SourceOptions {
             mode,
             ..SourceOptions::default()
         };
-        SentPages::none(1024, &options)
+        RepeatCounter::none(1024, &options)
     }
 
     fn layout(host_page: u64) -> RamLayout {
@@ -228,7 +228,7 @@ mod tests {
         // Another engine does not know what was sent.
         let counters = Counters::default();
         for _ in 0..2 {
-            SentPages::unknown().in_postcopy(&counters, range(0, 9), SentAs::Content);
+            RepeatCounter::unknown().in_postcopy(&counters, range(0, 9), SentAs::Content);
         }
         assert_eq!(counters.repeats.all(), Repeats::default());
     }
