@@ -122,7 +122,7 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     assert!(!found["disks"].as_array().unwrap().is_empty(), "{found}");
     let devices = found["devices"].as_array().unwrap();
     let rng = json!({ "name": "/machine/peripheral/rng", "kind": "virtio-rng-pci",
-                      "verdict": "moves", "why": null });
+                      "verdict": "moves" });
     assert!(devices.contains(&rng), "{found}");
     // With the disk, and the serial port of `-serial`.
     assert_eq!(devices.len(), 9, "{found}");
