@@ -75,6 +75,8 @@ impl HugePages {
             if attempt > 0 {
                 // Pages that a device or the kernel is using for a moment cannot be moved.
                 thread::sleep(Duration::from_secs(1));
+                // So is a cache that has been read all over the memory.
+                write_number(Path::new("/proc/sys/vm/drop_caches"), 3)?;
                 write_number(Path::new("/proc/sys/vm/compact_memory"), 1)?;
             }
             write(size, before + pages)?;
