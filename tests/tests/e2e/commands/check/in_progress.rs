@@ -61,7 +61,8 @@ fn a_migration_in_progress() {
     only_the_source_is_left(&source, &done);
 
     let qmp = guest.vm().qmp();
-    let slow = json!({ "max-bandwidth": 1 });
+    // Bytes per second, of which QEMU takes a tenth, rounded down; 0 is no limit.
+    let slow = json!({ "max-bandwidth": 100_000 });
     qmp.execute("migrate-set-parameters", slow).unwrap();
     qmp.execute("migrate", json!({ "uri": "exec:cat >/dev/null" }))
         .unwrap();
