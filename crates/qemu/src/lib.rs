@@ -115,8 +115,6 @@
 //! - Memory that is plugged or unplugged during the move: virtio-mem (refused), DIMMs (not
 //!   noticed).
 //! - Guests in the state `suspended`: they must be woken first.
-//! - Disks of a libvirt domain cannot be copied with it: libvirt serves no disks while it creates
-//!   the domain.
 
 mod attach;
 mod check;

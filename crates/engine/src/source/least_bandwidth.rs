@@ -12,8 +12,8 @@ const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A limit of the bandwidth is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
-    "with a limit of {} the {} of the guest would take {} (allow at least {}KB, with which \
-     that takes a week)",
+    "with a limit of {} the {} of the guest would take {} (allow at least {} KB/s, with \
+     which that takes a week)",
     rate(*limit), Size(*bytes), Time(seconds(*bytes, *limit)), least(*bytes).div_ceil(1000)
 )]
 pub struct BandwidthTooLow {
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(
             refused(256 << 20, 100),
             "with a limit of 0.000095 MiB/s the 256 MiB of the guest would take 31 days (allow at \
-             least 1KB, with which that takes a week)"
+             least 1 KB/s, with which that takes a week)"
         );
         let years = refused(4 << 30, 1);
         assert!(years.contains("would take 136 years"), "{years}");

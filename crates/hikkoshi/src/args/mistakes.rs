@@ -14,17 +14,23 @@ use clap::{Command, CommandFactory, Error, Parser};
 use super::{Args, habits};
 
 /// Options after which something does not exist any more, or that switch off a check that protects
-/// data. They are not suggested.
-const DESTRUCTIVE: [&str; 8] = [
+/// data, as each that begins with `allow-` does.
+const DESTRUCTIVE: [&str; 9] = [
     "drop-bitmaps",
     "drop-snapshots",
     "give-up",
     "other-side-is-lost",
+    "plaintext",
     "quit-source",
     "shared-disks",
     "undefine-source",
     "withdraw",
 ];
+
+/// Whether an option is not suggested, however similar it is.
+fn is_destructive(long: &str) -> bool {
+    DESTRUCTIVE.contains(&long) || long.starts_with("allow-")
+}
 
 /// Parses a command line.
 ///
@@ -127,7 +133,7 @@ fn suggestible(command: &Command) -> impl Iterator<Item = &str> {
     let visible = command.get_arguments().filter(|arg| !arg.is_hide_set());
     visible
         .filter_map(clap::Arg::get_long)
-        .filter(|name| !DESTRUCTIVE.contains(name))
+        .filter(|name| !is_destructive(name))
 }
 
 /// The name that is most similar to `unknown`: a few letters differ, or it has `unknown` in it.
@@ -211,10 +217,7 @@ mod tests {
             ("set --bandwith 3M", "--bandwidth"),
             ("migrate --qmp /q h:1 --stall-timout 5", "--stall-timeout"),
             ("migrate --qmp /q h:1 --copy", "--copy-disks"),
-            (
-                "receive --qmp /q --listen h:1 --allow-overcomit",
-                "--allow-overcommit",
-            ),
+            ("receive --qmp /q --lisen h:1", "--listen"),
             ("migrat --qmp /q", "migrate"),
         ] {
             let message = message(words);
@@ -237,7 +240,7 @@ mod tests {
             }
             let longs = command.get_arguments().filter(|arg| {
                 let long = arg.get_long().unwrap_or_default();
-                arg.is_hide_set() || DESTRUCTIVE.contains(&long)
+                arg.is_hide_set() || is_destructive(long)
             });
             let longs: Vec<&str> = longs.filter_map(clap::Arg::get_long).collect();
             let usage = command.clone().render_usage().to_string();

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 const MAX_LINE: u64 = 64 << 10;
 
 /// The version of what is asked. A daemon refuses others: it runs on after an upgrade.
-const VERSION: u64 = 2;
+const VERSION: u64 = 1;
 
 /// What is asked.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,7 +116,8 @@ impl Refusal {
     pub(super) fn for_source(&self, name: &str) -> String {
         match self.kind {
             RefusalKind::NameTaken => format!(
-                "a guest with the name {name} is received already, or its migration is not finished"
+                "a guest with the name {name} is invited or received already, or its migration is \
+                 not finished"
             ),
             RefusalKind::Full => self.why.clone(),
             RefusalKind::Other => {
@@ -215,14 +216,14 @@ mod tests {
             let sent = refusal(kind);
             assert!(!sent.contains("/srv") && sent.len() < 200, "{sent}");
         }
-        assert!(refusal(RefusalKind::NameTaken).contains("the name web is received already"));
+        let part = "the name web is invited or received already";
+        assert!(refusal(RefusalKind::NameTaken).contains(part));
     }
 
     #[test]
     fn another_version_is_refused_with_the_reason() {
-        // The second is that of the first revisions.
         for asked in [
-            "{\"version\":1,\"withdraw\":\"a\"}\n",
+            "{\"version\":2,\"withdraw\":\"a\"}\n",
             "{\"name\":null}\n",
             "[]\n",
         ] {
@@ -232,7 +233,7 @@ mod tests {
             assert!(why.contains("different versions"), "{asked}: {why}");
         }
         let (one, other) = UnixStream::pair().unwrap();
-        (&one).write_all(b"{\"version\":2,\"other\":1}\n").unwrap();
+        (&one).write_all(b"{\"version\":1,\"other\":1}\n").unwrap();
         assert!(read_question(&other).unwrap_err().contains("other"));
     }
 
