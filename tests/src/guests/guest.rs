@@ -7,7 +7,7 @@ use crate::{
 };
 use hikkoshi_account::Side;
 use hikkoshi_lab::{GuestReport, Vm, VmConfig, never_retried};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long a guest may boot without a word on its console; a busy host needs some 20 s. An
@@ -21,7 +21,8 @@ pub struct Guest<'a> {
     env: &'a TestEnv,
     config: VmConfig,
     vm: Arc<Vm>,
-    attempts: u32,
+    /// The destination of each attempt.
+    destinations: Vec<Weak<Vm>>,
 }
 
 impl<'a> Guest<'a> {
@@ -71,7 +72,7 @@ impl<'a> Guest<'a> {
             env,
             config,
             vm,
-            attempts: 0,
+            destinations: Vec::new(),
         }
     }
 
@@ -90,8 +91,11 @@ impl<'a> Guest<'a> {
     /// # Panics
     /// When the destination or an engine cannot be started.
     pub fn start_migration(&mut self, plan: &MigrationPlan) -> Migration {
-        self.attempts += 1;
-        Migration::start(self.env, &self.vm, &self.config, plan, self.attempts)
+        let number = self.destinations.len() + 1;
+        let migration = Migration::start(self.env, &self.vm, &self.config, plan, number);
+        let destination = Arc::downgrade(&migration.destination);
+        self.destinations.push(destination);
+        migration
     }
 
     /// Migrates the guest. Both engines must succeed, and the guest must be healthy at the
@@ -290,12 +294,17 @@ impl<'a> Guest<'a> {
 
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
+        // A thread that watches a QEMU may keep it, and with it the lock of its disk, until this
+        // process has ended. A QEMU that has changed its user does not end with this process
+        // (PR_SET_PDEATHSIG(2const)).
+        let others = self.destinations.iter().filter_map(Weak::upgrade);
+        for vm in others.filter(|vm| !Arc::ptr_eq(vm, &self.vm)) {
+            vm.kill();
+        }
         // A failed test has reported enough.
         if !std::thread::panicking() {
             check_disks(&self.vm, &self.config);
         }
-        // A thread that watches it may keep it until this process has ended, and a QEMU that has
-        // changed its user does not end with this process (PR_SET_PDEATHSIG(2const)).
         self.vm.kill();
     }
 }

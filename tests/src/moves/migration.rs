@@ -35,7 +35,7 @@ pub struct Migration {
     /// The relay between the engines.
     relay: Option<Relay>,
     pub(crate) plan: MigrationPlan,
-    pub(crate) number: u32,
+    pub(crate) number: usize,
     pub(crate) before: QemuState,
     /// Number of lines on the guest's console at the start.
     pub(crate) lines: usize,
@@ -55,7 +55,7 @@ impl Migration {
         source: &Arc<Vm>,
         config: &VmConfig,
         plan: &MigrationPlan,
-        number: u32,
+        number: usize,
     ) -> Self {
         let mut config = match &plan.destination {
             Some(there) => with_disk_of(config, there.clone()),
@@ -412,7 +412,7 @@ pub struct FinishedMigration {
     /// Whether both QEMUs answered at the end.
     pub(crate) answers: bool,
     pub(crate) plan: MigrationPlan,
-    pub(crate) number: u32,
+    pub(crate) number: usize,
     /// The state of the source's QEMU before the migration.
     pub before: QemuState,
     pub(crate) lines: usize,
