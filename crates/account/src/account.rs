@@ -37,7 +37,6 @@ pub struct Account {
     pub postcopy_ms: Option<f64>,
     /// The steps of the switchover on this side, with the time of each; empty if another engine
     /// performed it, and with a guest that was paused by its owner.
-    #[serde(default)]
     pub switchover: Vec<SwitchoverStep>,
     /// Pre-copy rounds, including the last one with the guest paused.
     pub rounds: u32,
@@ -56,7 +55,6 @@ pub struct Account {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds_detail: Vec<Round>,
     /// The newest times without links after the handover.
-    #[serde(default)]
     pub outages: Vec<Outage>,
     /// At the source: the disks that were copied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -20,9 +20,8 @@ pub struct Map {
     /// taken last says.
     pub dirty_per_second: Vec<u64>,
     /// Pages of the cells of which `dirty` and `dirty_per_second` are known; of others they are
-    /// zero. `None`: an older engine does not say it.
-    #[serde(default)]
-    pub rated_pages: Option<u64>,
+    /// zero.
+    pub rated_pages: u64,
     /// Pages that are missing, in post-copy.
     pub missing: Vec<u64>,
     /// Destination: page requests without an answer.

@@ -14,7 +14,6 @@ pub struct Pages {
     /// In post-copy without a request.
     pub background: u64,
     /// In the guest's RAM in total.
-    #[serde(default)]
     pub guest: u64,
 }
 

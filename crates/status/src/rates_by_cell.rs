@@ -44,8 +44,7 @@ impl RatesByCell {
         let lasted = state.at_ms.saturating_sub(self.at_ms);
         self.at_ms = state.at_ms;
         // Cells of the first round that are not known would count as clean.
-        let rated = state.map.rated_pages;
-        let is_rated = rated.is_none_or(|rated| Map::is_rated(rated, self.pages));
+        let is_rated = Map::is_rated(state.map.rated_pages, self.pages);
         if state.dirty_pages_per_second.is_none() || !is_rated || lasted == 0 {
             return;
         }
@@ -79,6 +78,7 @@ mod tests {
         let all = rates.iter().map(|rate| *rate as f64).sum();
         state.dirty_pages_per_second = Some(all);
         state.map.dirty_per_second = rates.to_vec();
+        state.map.rated_pages = 1024;
         state
     }
 
@@ -109,12 +109,12 @@ mod tests {
         let mut recorder = Recorder::new(migration());
         recorder.add(state(100));
         let mut first = dirty(200, &[10, 0]);
-        first.map.rated_pages = Some(900);
+        first.map.rated_pages = 900;
         recorder.add(first);
         let rates = recorder.recording().dirty_rates.clone();
         assert_eq!(rates, Some(DirtyRates::default()));
         let mut second = dirty(300, &[20, 8]);
-        second.map.rated_pages = Some(922);
+        second.map.rated_pages = 922;
         recorder.add(second);
         let rates = recorder.recording().dirty_rates.clone().unwrap();
         assert_eq!((rates.measured_ms, rates.highest), (100, vec![20, 8]));
@@ -154,12 +154,6 @@ mod tests {
         assert_eq!(here.highest, there.highest);
         assert_eq!(here.measured_ms, there.measured_ms);
         assert!(here.mean[0].abs_diff(there.mean[0]) <= 1 && here.mean[1] == there.mean[1]);
-        // An older engine: nothing is made up.
-        let mut old = recorder.recording().clone();
-        old.dirty_rates = None;
-        let mut follower = Recorder::following(old);
-        follower.apply(Record::State(Box::new(dirty(20_000, &[5, 5]))));
-        assert_eq!(follower.recording().dirty_rates, None);
     }
 
     #[test]

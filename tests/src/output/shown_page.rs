@@ -250,7 +250,7 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
         }
     }
     // Of so much it is known how much the guest writes to it.
-    let rated = map.rated_pages.unwrap_or(0);
+    let rated = map.rated_pages;
     let is_complete = Map::is_rated(rated, memory.pages);
     let names = match recording.migration.side {
         Side::Source => [

@@ -255,12 +255,12 @@ fn what_is_not_known_is_not_shown_as_a_number() {
     let end = failed.end.as_mut().unwrap();
     (end.at_ms, end.exit_status, end.account) = (0, 1, None);
     end.message = "the links failed".into();
-    let mut old = known.clone();
-    old.migration.id = "older".into();
-    old.unknown = vec![Unknown::Map, Unknown::Outages];
-    old.state.as_mut().unwrap().repeats = None;
-    (old.dirty_rates, old.frames) = (None, Vec::new());
-    recordings.push(old);
+    let mut partly = known.clone();
+    partly.migration.id = "partly".into();
+    partly.unknown = vec![Unknown::Map, Unknown::Outages];
+    partly.state.as_mut().unwrap().repeats = None;
+    (partly.dirty_rates, partly.frames) = (None, Vec::new());
+    recordings.push(partly);
     let _folder = open(&shown, "report-unknown", &recordings);
     let rows = shown.table("Migrations");
     let row = |name: &str| {

@@ -55,7 +55,7 @@ fn the_map_says_of_how_much_the_writes_are_known() {
     // A part of the first round.
     let mut at = |state: &mut State, rated: u64| {
         state.at_ms += 100;
-        state.map.rated_pages = Some(rated);
+        state.map.rated_pages = rated;
         send(&shown, &mut feed, state);
     };
     at(&mut state, pages / 2);

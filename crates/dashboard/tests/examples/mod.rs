@@ -145,7 +145,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             waiting: if is_source { Vec::new() } else { cell(19) },
             by_request: cell(23),
             background: cell(29),
-            rated_pages: Some(0),
+            rated_pages: 0,
             ..Map::default()
         },
         ..State::new(migration.side)
@@ -191,7 +191,7 @@ pub(crate) fn precopy_state(migration: &Migration, at_ms: u64) -> State {
             sent: cell(7),
             dirty: if is_source { cell(11) } else { Vec::new() },
             dirty_per_second: if is_source { cell(13) } else { Vec::new() },
-            rated_pages: Some(of_source(migration.memory.pages)),
+            rated_pages: of_source(migration.memory.pages),
             ..Map::default()
         },
         ..after

@@ -163,7 +163,7 @@ hikkoshi.memory = (() => {
 
   /** The part of the memory of which it is known how much the guest writes to it: at the source, in pre-copy. */
   const ratedPart = (layout, map) => {
-    const rated = map.rated_pages ?? 0;
+    const rated = map.rated_pages;
     return Math.min(rated / Math.max(layout.memory.pages, 1), 1);
   };
 

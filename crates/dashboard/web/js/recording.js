@@ -64,7 +64,7 @@ hikkoshi.recording = (() => {
    */
   const addRates = (rates, state, before, pages) => {
     const lasted = Math.max(state.at_ms - before, 0);
-    const rated = state.map.rated_pages ?? 0;
+    const rated = state.map.rated_pages;
     if (state.dirty_pages_per_second === null || rated * 10 < pages * 9 || lasted === 0) return;
     const present = state.map.dirty_per_second;
     const cells = Math.max(present.length, rates.mean.length);

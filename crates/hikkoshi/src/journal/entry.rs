@@ -75,7 +75,7 @@ pub(crate) trait Entry: fmt::Debug + Send + Serialize + DeserializeOwned {
     fn encode(&self) -> Result<Vec<u8>, RecordError> {
         record::encode(self)
     }
-    /// Reads a stored form of any supported version.
+    /// Reads a stored form.
     ///
     /// # Errors
     /// See [`RecordError`].

@@ -106,7 +106,7 @@ impl Cells {
                 list.clear();
             }
         }
-        shown.rated_pages = Some(sums.rated);
+        shown.rated_pages = sums.rated;
         (shown, sums.written())
     }
 }

@@ -42,7 +42,7 @@ pub struct Recording {
     pub samples: Vec<Sample>,
     /// The map at some times, the first and the last included.
     pub frames: Vec<Frame>,
-    /// Dirty rates by cell (source). `None` in recordings of older engines.
+    /// Dirty rates by cell (source). `None`: not known.
     pub dirty_rates: Option<DirtyRates>,
     /// What was reported to the operator: the newest.
     pub notices: Vec<Notice>,

@@ -68,11 +68,7 @@ fn a_sum_of_some_cells_is_not_shown_as_the_rate_of_the_guest() {
         let (map, written) = guest.at(at);
         // What the first cells had when the log had just been started is too long ago at the end.
         let known = (1..=cell + 1).filter(|taken| cell < taken * 16);
-        assert_eq!(
-            map.rated_pages,
-            Some(known.count() as u64 * PAGES),
-            "{at} s"
-        );
+        assert_eq!(map.rated_pages, known.count() as u64 * PAGES, "{at} s");
         let Some(rate) = written.rate else {
             assert!(cell < 95, "the round is at its end");
             continue;
@@ -91,7 +87,7 @@ fn a_sum_of_some_cells_is_not_shown_as_the_rate_of_the_guest() {
     }
     let (map, written) = guest.at(20.0);
     assert!(near(written.rate, 300.0), "{written:?}");
-    assert_eq!(map.rated_pages, Some(100 * PAGES));
+    assert_eq!(map.rated_pages, 100 * PAGES);
     assert_eq!(map.dirty_per_second, [3; 100]);
 }
 
@@ -122,10 +118,10 @@ fn without_a_first_rate_nothing_is_known_until_most_cells_have_one() {
     }
     guest.now.state.round = 2;
     let (map, written) = guest.at(1.0);
-    assert_eq!((map.rated_pages, written.rate), (Some(0), None));
+    assert_eq!((map.rated_pages, written.rate), (0, None));
     guest.take(0, 100, 1.0);
     let (map, written) = guest.at(1.5);
-    assert_eq!((map.rated_pages, written.rate), (Some(PAGES), None));
+    assert_eq!((map.rated_pages, written.rate), (PAGES, None));
     // What is known of the cell is shown.
     assert_eq!(map.dirty_per_second, [100, 0]);
     guest.take(0, 100, 1.0);
@@ -161,7 +157,7 @@ fn a_guest_that_writes_nothing_is_known_to() {
     let (map, written) = guest.at(1.0);
     assert_eq!(written.rate, Some(0.0));
     assert!(map.dirty.is_empty() && map.dirty_per_second.is_empty());
-    assert_eq!(map.rated_pages, Some(PAGES));
+    assert_eq!(map.rated_pages, PAGES);
 }
 
 #[test]
@@ -196,11 +192,11 @@ fn a_destination_and_a_paused_guest_have_no_rates() {
     assert!(guest.rate_at(1.0).is_some());
     guest.now.state.guest_at = GuestAt::Paused;
     let (map, written) = guest.at(1.1);
-    assert_eq!((map.rated_pages, written), (Some(0), Written::default()));
+    assert_eq!((map.rated_pages, written), (0, Written::default()));
     guest.now.state.guest_at = GuestAt::Source;
     guest.now.state.stage = Stage::Destination(DestinationStage::Receiving);
     let (map, written) = guest.at(1.2);
-    assert_eq!((map.rated_pages, written), (Some(0), Written::default()));
+    assert_eq!((map.rated_pages, written), (0, Written::default()));
 }
 
 /// At a destination, only what has arrived in pre-copy is shown as that: after a move by post-copy

@@ -56,7 +56,7 @@ impl<'a> Model<'a> {
             sent: zeros.clone(),
             dirty: zeros.clone(),
             dirty_per_second: zeros.clone(),
-            rated_pages: Some(0),
+            rated_pages: 0,
             missing: Vec::new(),
             waiting: Vec::new(),
             by_request: Vec::new(),

@@ -64,10 +64,10 @@ impl Model<'_> {
         let dirty = (self.dirtied_in_tick > 0 && source && self.phase == Phase::Precopy)
             .then_some(self.dirtied_in_tick as f64 * 10.0);
         let mut map = if source { self.map.clone() } else { arrived };
-        map.rated_pages = Some(match dirty {
+        map.rated_pages = match dirty {
             Some(_) => self.case.cells * self.case.cell_pages,
             None => 0,
-        });
+        };
         // The destination does not know the rounds.
         let [done, total] = match in_precopy && !source {
             true => [0, 0],
