@@ -16,9 +16,8 @@ use crate::{Page, PageRange, usize_from};
 /// # Memory order
 ///
 /// The engine relies on the following: *a thread that wins a page by [`claim`](Self::claim),
-/// [`claim_run`](Self::claim_run), [`take_word`](Self::take_word) or
-/// [`clear_range`](Self::clear_range), or sees it by [`get`](Self::get), sees everything that the
-/// thread which set the bit did before it set the bit.* The setter releases (`fetch_or`), the
+/// [`claim_run`](Self::claim_run) or [`clear_range`](Self::clear_range), or sees it by
+/// [`get`](Self::get), sees everything that the thread which set the bit did before it set the bit.* The setter releases (`fetch_or`), the
 /// winner acquires. Other threads may have changed other bits of the word in between. This does not
 /// break the guarantee, because **every** change of a shared word is a read-modify-write operation,
 /// which continues the release sequence of the setter. A plain store would break it, so there is
@@ -227,14 +226,6 @@ impl PageBitmap {
         self.words
             .get(index)
             .map_or(0, |word| bits & !word.fetch_or(bits, Ordering::AcqRel))
-    }
-
-    /// Claims all set pages of `bits` in one word; returns those that were won.
-    #[must_use = "pages that were won must be sent"]
-    pub fn take_word(&self, index: usize, bits: u64) -> u64 {
-        self.words
-            .get(index)
-            .map_or(0, |word| bits & word.fetch_and(!bits, Ordering::AcqRel))
     }
 
     /// Returns the bits of one word that are in `range`.

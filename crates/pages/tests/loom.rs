@@ -180,11 +180,6 @@ fn claim_run_sees_the_content_in_its_second_word() {
 }
 
 #[test]
-fn take_word_sees_the_content() {
-    sees_the_content(|bitmap| bitmap.take_word(0, 1 << 5) != 0);
-}
-
-#[test]
 fn clear_range_sees_the_content() {
     sees_the_content(|bitmap| bitmap.clear_range(range(4, 128)) != 0);
 }

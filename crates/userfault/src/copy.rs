@@ -148,9 +148,9 @@ impl Userfault {
         self.copy_unless(dst, src, PAGE_SIZE as u64, &mut |_| true)
     }
 
-    /// Like [`Self::copy`], or like [`Self::copy_host_page`] for host pages of `host_page` bytes.
-    /// For each host page that is already present, calls `present` before its waiters are woken. If
-    /// `present` returns `false`, they are not woken.
+    /// Like [`Self::copy`] for host pages of `host_page` bytes: on hugetlbfs, the kernel installs
+    /// only whole huge pages. For each host page that is already present, calls `present` before
+    /// its waiters are woken. If `present` returns `false`, they are not woken.
     ///
     /// # Errors
     ///
@@ -164,16 +164,6 @@ impl Userfault {
     ) -> Result<Copied, CopyError> {
         let len = src.len() as u64;
         self.install(dst, len, host_page, Some(src.into()), present)
-    }
-
-    /// Installs one whole host page like [`Self::copy`]; `src` has the length of that page. For
-    /// hugetlbfs, where the kernel installs only whole huge pages.
-    ///
-    /// # Errors
-    ///
-    /// See [`CopyError`].
-    pub fn copy_host_page(&self, dst: HostAddr, src: &[u8]) -> Result<Copied, CopyError> {
-        self.copy_unless(dst, src, src.len() as u64, &mut |_| true)
     }
 
     /// Like [`Self::copy_unless`] for one host page, from a buffer of the length of that page. The

@@ -38,15 +38,12 @@
 //! # Ok::<(), hikkoshi_wire::DecodeError>(())
 //! ```
 //!
-//! A [`Decoder`] is the other way to read a link: push bytes in as they arrive,
-//! take whole messages out.
-//!
 //! # Where to find what
 //!
 //! | folder | holds |
 //! | --- | --- |
 //! | `negotiation/` | the hello, versions, the migration's id |
-//! | `framing/` | frame headers, control messages as bytes, the [`Decoder`] |
+//! | `framing/` | frame headers, control messages as bytes |
 //! | `messages/` | the control messages and the types in them |
 //! | `compatibility/` | whether the guest can run at the destination |
 //!
@@ -55,7 +52,7 @@
 //! ```text
 //!     source                                      destination
 //!       | Offer: the guest, and how it will move        |
-//!       |---------------------------------------------->|  compatible_with()
+//!       |---------------------------------------------->|  differences()
 //!       |                      Warning: what may differ |
 //!       |                                Accept / Refuse|
 //!       |<----------------------------------------------|
@@ -184,10 +181,9 @@ pub use compatibility::{
     BlockDifferences, BlockNames, MachineMismatch, Mismatch, ProcessorDifferences,
 };
 pub use framing::{
-    ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN,
-    MAX_CONTROL, MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
-    MAX_PAGES_PER_ZEROS, Message, StreamError, Subject, control_frame, decode_control,
-    encode_control,
+    ControlError, ControlMessage, DecodeError, EncodeError, Frame, HEADER_LEN, MAX_CONTROL,
+    MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
+    Subject, decode_control, encode_control,
 };
 pub use limits::Limits;
 pub use messages::{

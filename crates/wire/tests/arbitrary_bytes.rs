@@ -1,4 +1,4 @@
-//! The decoder's properties on random bytes, on streams of messages, on damaged streams, and on the
+//! The properties of decoding, on random bytes, on streams of messages, on damaged streams, and on the
 //! kept fuzz inputs.
 
 #![allow(
@@ -11,7 +11,8 @@ mod properties;
 #[allow(dead_code, reason = "shared with other tests")]
 mod strategies;
 
-use hikkoshi_wire::{Message, StreamError, ToDestination, ToSource};
+use hikkoshi_wire::{ToDestination, ToSource};
+use properties::{Message, StreamEnd};
 use proptest::prelude::*;
 
 fn stream<T: hikkoshi_wire::ControlMessage>(messages: &[Message<T>]) -> Vec<u8> {
@@ -31,21 +32,19 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_to_the_destination_decodes_the_same_in_pieces_of_any_size(
+    fn a_stream_to_the_destination_decodes_to_its_messages(
         messages in prop::collection::vec(strategies::message(strategies::to_destination()), 0..6),
-        piece in prop_oneof![1..60usize, 1..9000usize],
     ) {
         let bytes = stream(&messages);
-        prop_assert_eq!(properties::decode(&bytes, piece), (messages, Ok(())));
+        prop_assert_eq!(properties::decode(&bytes), (messages, Ok(())));
     }
 
     #[test]
-    fn a_stream_to_the_source_decodes_the_same_in_pieces_of_any_size(
+    fn a_stream_to_the_source_decodes_to_its_messages(
         messages in prop::collection::vec(strategies::message(strategies::to_source()), 0..6),
-        piece in 1..9000usize,
     ) {
         let bytes = stream(&messages);
-        prop_assert_eq!(properties::decode(&bytes, piece), (messages, Ok(())));
+        prop_assert_eq!(properties::decode(&bytes), (messages, Ok(())));
     }
 
     #[test]
@@ -55,15 +54,15 @@ proptest! {
     ) {
         let bytes = stream(&messages);
         let cut = cut.index(bytes.len());
-        let (got, end) = properties::decode(&bytes[..cut], usize::MAX);
+        let (got, end) = properties::decode(&bytes[..cut]);
         prop_assert_eq!(&messages[..got.len()], &got[..]);
         let complete = stream(&got).len();
         match end {
             Ok(()) => prop_assert_eq!(complete, cut),
-            Err(StreamError::Truncated { missing, .. }) => {
+            Err(StreamEnd::Truncated(missing)) => {
                 prop_assert!(complete < cut && missing > 0);
             }
-            Err(error) => prop_assert!(false, "{}", error),
+            Err(error) => prop_assert!(false, "{:?}", error),
         }
     }
 

@@ -15,9 +15,7 @@ mod properties;
 #[allow(dead_code, reason = "shared with other tests")]
 mod strategies;
 
-use hikkoshi_wire::{
-    ControlMessage, Decoder, Frame, Limits, ToDestination, ToSource, decode_control, encode_control,
-};
+use hikkoshi_wire::{ControlMessage, ToDestination, ToSource, decode_control, encode_control};
 use proptest::prelude::*;
 
 thread_local! {
@@ -234,44 +232,6 @@ fn the_messages_with_the_largest_overhead_keep_the_bound() {
     let payload = forge(0, vec![1u64; 513]);
     assert!(decode_control::<ToSource>(&payload).is_ok());
     check_memory::<ToSource>(&payload).unwrap();
-}
-
-#[test]
-fn nothing_is_allocated_for_an_announced_payload() {
-    let limits = Limits { pages: 1 << 20 };
-    for frame in [
-        Frame::Control { len: 1 << 20 },
-        Frame::Pages {
-            range: hikkoshi_pages::PageRange::from_len(hikkoshi_pages::Page::new(0), 256),
-        },
-    ] {
-        let header = frame.encode();
-        let peak = peak_memory(|| {
-            let mut decoder = Decoder::<ToSource>::new(limits);
-            decoder.push(&header);
-            assert_eq!(decoder.next_message(), Ok(None));
-            decoder
-        });
-        assert!(peak < 1024, "{peak} bytes allocated for {frame:?}");
-    }
-}
-
-#[test]
-fn the_decoder_frees_consumed_bytes() {
-    let limits = Limits { pages: 1 << 20 };
-    let peak = peak_memory(|| {
-        let mut decoder = Decoder::<ToSource>::new(limits);
-        for bytes in 0..100_000 {
-            let header = Frame::Ack { bytes }.encode();
-            // No piece ends at the end of a frame.
-            let (one, two) = header.split_at(7);
-            decoder.push(one);
-            while decoder.next_message().unwrap().is_some() {}
-            decoder.push(two);
-            while decoder.next_message().unwrap().is_some() {}
-        }
-    });
-    assert!(peak < 1024, "{peak} bytes allocated");
 }
 
 proptest! {

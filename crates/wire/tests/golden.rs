@@ -22,7 +22,7 @@ use hikkoshi_wire::{
     ImageMark, ImageName, Machine, MigrationId, Mode, NetworkFrame, OfferedGuest, PageRanges,
     Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role,
     SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
-    control_frame,
+    encode_control,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -401,13 +401,19 @@ fn source_name(message: &ToSource) -> &'static str {
     }
 }
 
+fn control_frame<T: ControlMessage>(message: &T) -> Vec<u8> {
+    let payload = encode_control(message).unwrap();
+    let len = u32::try_from(payload.len()).unwrap();
+    [&Frame::Control { len }.encode()[..], &payload].concat()
+}
+
 fn streams() -> BTreeMap<&'static str, Vec<u8>> {
     let mut streams = BTreeMap::new();
     for message in to_destination() {
-        streams.insert(destination_name(&message), control_frame(&message).unwrap());
+        streams.insert(destination_name(&message), control_frame(&message));
     }
     for message in to_source() {
-        streams.insert(source_name(&message), control_frame(&message).unwrap());
+        streams.insert(source_name(&message), control_frame(&message));
     }
     let mut pages = Frame::Pages { range: range(9, 1) }.encode().to_vec();
     pages.extend([0x5a; 4096]);

@@ -18,8 +18,8 @@ use hikkoshi_wire::{
     DomainSnapshot, EncodeError, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello,
     HelloError, ImageName, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_DISKS, MAX_OFFER, MAX_RANGES,
     MAX_SNAPSHOTS, MAX_TEXT, Machine, Mode, OfferedGuest, PageRanges, ProcessorKind,
-    ProcessorSetting, Processors, RequestSummary, Subject, ToDestination, ToSource, control_frame,
-    decode_control, encode_control, negotiate,
+    ProcessorSetting, Processors, RequestSummary, Subject, ToDestination, ToSource, decode_control,
+    encode_control, negotiate,
 };
 use proptest::prelude::*;
 
@@ -57,11 +57,6 @@ proptest! {
     fn messages_to_the_destination_decode_to_the_same(message in strategies::to_destination()) {
         let payload = encode_control(&message).unwrap();
         prop_assert_eq!(decode_control::<ToDestination>(&payload), Ok(message.clone()));
-        let frame = control_frame(&message).unwrap();
-        let (header, rest) = frame.split_first_chunk().unwrap();
-        prop_assert_eq!(rest, &payload[..]);
-        let header = Frame::decode(header, &Limits { pages: 0 }).unwrap();
-        prop_assert_eq!(header.payload_len(), payload.len());
     }
 
     #[test]
@@ -449,13 +444,8 @@ fn the_error_names_the_part_of_an_offer_that_is_too_long() {
             "snapshot-delete --metadata",
         ),
     ] {
-        let message = offer(guest);
-        for text in [
-            encode_control(&message).unwrap_err().to_string(),
-            control_frame(&message).unwrap_err().to_string(),
-        ] {
-            assert!(text.contains(what) && text.contains(advice), "{text}");
-        }
+        let text = encode_control(&offer(guest)).unwrap_err().to_string();
+        assert!(text.contains(what) && text.contains(advice), "{text}");
     }
 }
 

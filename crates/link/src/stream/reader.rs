@@ -254,9 +254,11 @@ mod tests {
         let (stream, mut peer) = pair();
         let mut reader = reader(&stream, &CancelFlag::new());
         let range = PageRange::from_len(Page::new(5), 2);
-        let message = hikkoshi_wire::control_frame(&ToSource::Ready).unwrap();
+        let message = hikkoshi_wire::encode_control(&ToSource::Ready).unwrap();
+        let len = u32::try_from(message.len()).unwrap();
         let mut bytes = Frame::Pages { range }.encode().to_vec();
         bytes.extend([7; 8192]);
+        bytes.extend(Frame::Control { len }.encode());
         bytes.extend(&message);
         let total = bytes.len() as u64;
         let sending = thread::spawn(move || {

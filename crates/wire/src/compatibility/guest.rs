@@ -8,7 +8,7 @@ use super::blocks::BlockDifferences;
 use crate::messages::{BlockDescription, GuestDescription, GuestRangeDescription};
 
 impl GuestDescription {
-    /// Checks that the source's guest, this one, can continue in `destination`.
+    /// Everything for which the source's guest, this one, cannot continue in `destination`.
     ///
     /// Everything that the guest can notice must be the same: the machine, the
     /// number of CPUs, and each RAM block's size and guest addresses. (The CPUs'
@@ -17,17 +17,6 @@ impl GuestDescription {
     /// the same program, but may have another version: it guarantees
     /// compatibility by the versioned machine type. Host pages may differ.
     /// `running` is not compared.
-    ///
-    /// # Errors
-    ///
-    /// The first of the [`differences`](Self::differences).
-    pub fn compatible_with(&self, destination: &Self) -> Result<(), Mismatch> {
-        let first = self.differences(destination).into_iter().next();
-        first.map_or(Ok(()), Err)
-    }
-
-    /// Everything for which the source's guest, this one, cannot continue in `destination`; see
-    /// [`compatible_with`](Self::compatible_with).
     pub fn differences(&self, destination: &Self) -> Vec<Mismatch> {
         let (ours, theirs) = (program(&self.hypervisor), program(&destination.hypervisor));
         let hypervisor = (ours != theirs).then(|| Mismatch::Hypervisor {
@@ -273,16 +262,17 @@ mod tests {
                 guest.blocks[0].guest = vec![piece(half, half, half), piece(0, 0, half)];
             }),
         ] {
-            assert_eq!(guest().compatible_with(&other), Ok(()));
-            assert_eq!(other.compatible_with(&guest()), Ok(()));
+            assert_eq!(guest().differences(&other), []);
+            assert_eq!(other.differences(&guest()), []);
         }
     }
 
     #[test]
     fn every_difference_is_named_with_both_values_and_what_to_do() {
         let text = |change: fn(&mut GuestDescription)| {
-            let error = guest().compatible_with(&changed(change)).unwrap_err();
-            let text = error.to_string();
+            let found = guest().differences(&changed(change));
+            assert_eq!(found.len(), 1, "{found:?}");
+            let text = found[0].to_string();
             text.strip_prefix("comparing the two guests: ")
                 .unwrap()
                 .to_owned()
@@ -343,15 +333,14 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }
         assert_eq!(texts.len(), 3, "{texts:?}");
-        assert_eq!(guest().compatible_with(&other), Err(found[0].clone()));
     }
 
     #[test]
     fn an_additional_piece_is_a_difference() {
         let more = changed(|guest| guest.blocks[0].guest.push(piece(1 << 40, 0, 4096)));
-        let error = guest().compatible_with(&more).unwrap_err();
+        let found = guest().differences(&more);
         assert!(
-            error
+            found[0]
                 .to_string()
                 .contains("sees nothing else at the source but 4096 bytes")
         );

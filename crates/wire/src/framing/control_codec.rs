@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::frame::{Frame, HEADER_LEN, MAX_CONTROL, MAX_OFFER};
+use super::frame::{MAX_CONTROL, MAX_OFFER};
 use crate::messages::{ToDestination, ToSource};
 
 /// The two directions of the control link: [`ToDestination`], [`ToSource`].
@@ -119,47 +119,18 @@ mod sealed {
 /// The error names the part that is too long. A reason that is too long is cut,
 /// and is not an error.
 pub fn encode_control<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
-    append(message, Vec::new(), 0)
-}
-
-/// Returns a whole control frame, header and payload, to send with one write.
-///
-/// # Errors
-///
-/// Like [`encode_control`].
-pub fn control_frame<T: ControlMessage>(message: &T) -> Result<Vec<u8>, EncodeError> {
-    let mut frame = append(message, vec![0; HEADER_LEN], HEADER_LEN)?;
-    let payload = frame.len() - HEADER_LEN;
-    let len = u32::try_from(payload).map_err(|_| EncodeError::TooLong {
-        subject: message.subject(),
-        bytes: payload,
-        max: message.max_len(),
-    })?;
-    let header = Frame::Control { len }.encode();
-    for (byte, header) in frame.iter_mut().zip(header) {
-        *byte = header;
-    }
-    Ok(frame)
-}
-
-fn append<T: ControlMessage>(
-    message: &T,
-    before: Vec<u8>,
-    skip: usize,
-) -> Result<Vec<u8>, EncodeError> {
-    let bytes = postcard::to_extend(message, before).map_err(|_| EncodeError::OutOfBounds {
+    let payload = postcard::to_allocvec(message).map_err(|_| EncodeError::OutOfBounds {
         subject: message.subject(),
     })?;
-    let payload = bytes.len() - skip;
     let max = message.max_len();
-    if payload > max {
+    if payload.len() > max {
         return Err(EncodeError::TooLong {
             subject: message.subject(),
-            bytes: payload,
+            bytes: payload.len(),
             max,
         });
     }
-    Ok(bytes)
+    Ok(payload)
 }
 
 /// Decodes the payload of a control frame.

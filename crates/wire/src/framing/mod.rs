@@ -1,15 +1,12 @@
 //! The bytes on a link after the hello: frames, and control messages in them.
 
 mod control_codec;
-mod decoder;
 mod fields;
 mod frame;
 
 pub use control_codec::{
-    ControlError, ControlMessage, EncodeError, Subject, control_frame, decode_control,
-    encode_control,
+    ControlError, ControlMessage, EncodeError, Subject, decode_control, encode_control,
 };
-pub use decoder::{Decoder, Message, StreamError};
 pub(crate) use fields::{field, put};
 pub use frame::{
     DecodeError, Frame, HEADER_LEN, MAX_CONTROL, MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME,

@@ -4,8 +4,8 @@
 //! The property tests run them on random and damaged streams, and on the kept fuzz inputs.
 
 use hikkoshi_wire::{
-    ControlMessage, Decoder, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Message, StreamError,
-    ToDestination, ToSource, control_frame, decode_control, encode_control,
+    ControlError, ControlMessage, DecodeError, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits,
+    ToDestination, ToSource, decode_control, encode_control,
 };
 
 /// A guest of 4 GiB.
@@ -18,9 +18,9 @@ pub(crate) fn check(bytes: &[u8]) {
     control::<ToDestination>(bytes);
     control::<ToSource>(bytes);
     // Unchanged bytes rarely have a correct checksum; repaired ones do.
-    for stream in [bytes.to_vec(), repair(bytes)] {
-        decoder::<ToDestination>(&stream);
-        decoder::<ToSource>(&stream);
+    for bytes in [bytes.to_vec(), repair(bytes)] {
+        stream::<ToDestination>(&bytes);
+        stream::<ToSource>(&bytes);
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[
     if let Ok(ToDestination::Offer { guest, .. }) = decode_control(bytes) {
         let description = guest.description;
         // Any description can be compared and laid out without a panic.
-        assert_eq!(description.compatible_with(&description), Ok(()));
+        assert_eq!(description.differences(&description), []);
         if let Ok(layout) = description.layout() {
             assert!(
                 layout
@@ -92,66 +92,75 @@ pub(crate) fn control<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[
     }
 }
 
-/// A stream decodes to the same messages in pieces of any size, and these messages
-/// encode to a stream that decodes to the same.
-fn decoder<T: ControlMessage + Clone + PartialEq + std::fmt::Debug>(stream: &[u8]) {
-    let whole = decode::<T>(stream, usize::MAX);
-    let piece = 1 + usize::from(stream.last().copied().unwrap_or_default());
-    assert_eq!(
-        whole,
-        decode::<T>(stream, piece),
-        "in pieces of {piece} bytes"
-    );
-    let (messages, _) = whole;
+/// The messages of a stream encode to a stream that decodes to the same.
+fn stream<T: ControlMessage + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    let (messages, _) = decode::<T>(bytes);
     let again: Vec<u8> = messages.iter().flat_map(encode).collect();
-    assert_eq!(decode::<T>(&again, usize::MAX), (messages, Ok(())));
+    assert_eq!(decode::<T>(&again), (messages, Ok(())));
 }
 
-/// Returns all messages of a stream that is pushed in pieces, and its end.
+/// A frame with its payload, decoded.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Message<T> {
+    /// A control message.
+    Control(T),
+    /// Another frame, and its payload.
+    Frame(Frame, Vec<u8>),
+}
+
+/// Why a stream does not decode to its end.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum StreamEnd {
+    /// So many more bytes are needed, or more.
+    Truncated(usize),
+    Header(DecodeError),
+    Control(ControlError),
+}
+
+/// Returns all messages of a stream, and why it does not decode further.
 pub(crate) fn decode<T: ControlMessage>(
-    stream: &[u8],
-    piece: usize,
-) -> (Vec<Message<T>>, Result<(), StreamError>) {
-    let mut decoder = Decoder::new(LIMITS);
+    mut stream: &[u8],
+) -> (Vec<Message<T>>, Result<(), StreamEnd>) {
     let mut messages = Vec::new();
-    for piece in stream.chunks(piece) {
-        decoder.push(piece);
-        loop {
-            match decoder.next_message() {
-                Ok(Some(message)) => messages.push(message),
-                Ok(None) => break,
-                Err(error) => {
-                    assert_eq!(
-                        decoder.next_message().err(),
-                        Some(error.clone()),
-                        "the error must repeat"
-                    );
-                    return (messages, Err(error));
-                }
+    while !stream.is_empty() {
+        match first(stream) {
+            Ok((message, rest)) => {
+                messages.push(message);
+                stream = rest;
             }
+            Err(end) => return (messages, Err(end)),
         }
     }
-    (messages, decoder.finish())
+    (messages, Ok(()))
+}
+
+/// Returns the first message of a stream, and what follows.
+fn first<T: ControlMessage>(stream: &[u8]) -> Result<(Message<T>, &[u8]), StreamEnd> {
+    let Some((header, rest)) = stream.split_first_chunk() else {
+        return Err(StreamEnd::Truncated(HEADER_LEN - stream.len()));
+    };
+    let frame = Frame::decode(header, &LIMITS).map_err(StreamEnd::Header)?;
+    let Some((payload, rest)) = rest.split_at_checked(frame.payload_len()) else {
+        return Err(StreamEnd::Truncated(frame.payload_len() - rest.len()));
+    };
+    let message = match frame {
+        Frame::Control { .. } => {
+            Message::Control(decode_control(payload).map_err(StreamEnd::Control)?)
+        }
+        _ => Message::Frame(frame, payload.to_vec()),
+    };
+    Ok((message, rest))
 }
 
 /// Returns the bytes of a message.
 pub(crate) fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
     match message {
         Message::Control(message) => {
-            control_frame(message).expect("the message is within all bounds")
+            let payload = encode_control(message).expect("the message is within all bounds");
+            let len = u32::try_from(payload.len()).expect("a bounded length");
+            [&Frame::Control { len }.encode()[..], &payload].concat()
         }
-        Message::Pages { range, bytes } => {
-            let mut frame = Frame::Pages { range: *range }.encode().to_vec();
-            frame.extend_from_slice(bytes);
-            frame
-        }
-        Message::Bare(frame) => frame.encode().to_vec(),
-        Message::Disk(bytes) => {
-            let len = u32::try_from(bytes.len()).expect("the bytes are few");
-            let mut frame = Frame::Disk { len }.encode().to_vec();
-            frame.extend_from_slice(bytes);
-            frame
-        }
+        Message::Frame(frame, payload) => [&frame.encode()[..], payload].concat(),
     }
 }
 

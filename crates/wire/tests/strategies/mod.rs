@@ -6,13 +6,13 @@ use hikkoshi_wire::{
     Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot, FaultKind, FaultMeasures, Frame,
     GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark, ImageName,
     MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine,
-    Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, PageRanges, Processor,
+    MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, PageRanges, Processor,
     ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
     StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
-use crate::properties::LIMITS;
+use crate::properties::{LIMITS, Message};
 
 pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let role = prop_oneof![
@@ -501,15 +501,19 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
 pub(crate) fn message<T: std::fmt::Debug>(
     control: impl Strategy<Value = T>,
 ) -> impl Strategy<Value = Message<T>> {
-    let pages = (range(3), any::<u8>()).prop_map(|(range, byte)| Message::Pages {
-        range,
-        bytes: vec![byte; hikkoshi_pages::usize_from(range.bytes())],
+    let pages = (range(3), any::<u8>()).prop_map(|(range, byte)| {
+        let frame = Frame::Pages { range };
+        Message::Frame(frame, vec![byte; frame.payload_len()])
+    });
+    let disk = prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| {
+        let len = u32::try_from(bytes.len()).unwrap();
+        Message::Frame(Frame::Disk { len }, bytes)
     });
     prop_oneof![
         control.prop_map(Message::Control),
         pages,
-        bare().prop_map(Message::Bare),
-        prop::collection::vec(any::<u8>(), 0..300).prop_map(Message::Disk),
+        bare().prop_map(|frame| Message::Frame(frame, Vec::new())),
+        disk,
     ]
 }
 

@@ -52,16 +52,6 @@ impl RamBackend {
         seal: true,
         huge: None,
     };
-
-    /// Whether a named file holds all of the memory.
-    pub fn is_shared_file(self) -> bool {
-        matches!(
-            self,
-            Self::File { share: true }
-                | Self::DiskFile { share: true }
-                | Self::Hugetlbfs { share: true, .. }
-        )
-    }
 }
 
 impl fmt::Display for RamBackend {

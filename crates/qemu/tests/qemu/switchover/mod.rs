@@ -69,10 +69,8 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
             let (before_from, before_to) = (from.traces(), to.traces());
             let mut source = from.source();
             let mut destination = to.destination();
-            source
-                .describe()
-                .compatible_with(destination.describe())
-                .unwrap();
+            let differences = source.describe().differences(destination.describe());
+            assert!(differences.is_empty(), "{differences:?}");
             destination.prepare().unwrap();
             let state = save(&mut source);
             copy_memory(&source, &destination);
