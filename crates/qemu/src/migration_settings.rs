@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::attach::preflight::Side;
 use crate::qmp::migration_status;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 use crate::ram::backend;
+use hikkoshi_account::Side;
 
 /// Values of the settings that we change.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -24,8 +24,8 @@ impl RatesByCell {
         }
     }
 
-    /// Continues a recording.
-    pub(crate) fn of(recording: &Recording) -> Self {
+    /// Continues the rates of a recording.
+    pub(crate) fn continuing(recording: &Recording) -> Self {
         let rates = recording.dirty_rates.as_ref();
         let sums = rates.map_or(Vec::new(), |rates| {
             let mean = rates.mean.iter().take(MAX_CELLS);

@@ -85,7 +85,7 @@ impl Thinned {
 
 impl Sampled {
     #[allow(clippy::cast_precision_loss)] // Rates for people.
-    fn of(state: &State) -> Self {
+    fn from_state(state: &State) -> Self {
         let requests = &state.requests;
         Self {
             at_ms: state.at_ms,
@@ -137,8 +137,8 @@ impl Recorder {
             rates.mean.truncate(MAX_CELLS);
         }
         Self {
-            sampled: recording.state.as_ref().map(Sampled::of),
-            rates: RatesByCell::of(&recording),
+            sampled: recording.state.as_ref().map(Sampled::from_state),
+            rates: RatesByCell::continuing(&recording),
             recording,
             samples,
             frames,
@@ -239,7 +239,7 @@ impl Recorder {
 
     #[allow(clippy::cast_precision_loss)] // Rates for people.
     fn sample(&mut self, state: &State) -> Sample {
-        let now = Sampled::of(state);
+        let now = Sampled::from_state(state);
         let before = self.sampled.replace(now).unwrap_or(Sampled {
             at_ms: 0,
             bytes: 0,

@@ -81,7 +81,7 @@ pub struct RunError {
 }
 
 impl RunError {
-    fn of(part: &'static str) -> impl Fn(io::Error) -> Self {
+    fn starting(part: &'static str) -> impl Fn(io::Error) -> Self {
         move |cause| Self { part, cause }
     }
 }
@@ -137,10 +137,10 @@ impl Server {
             .max_blocking_threads(AT_ONCE)
             .thread_name("dash-large")
             .build()
-            .map_err(RunError::of("server"))?;
+            .map_err(RunError::starting("server"))?;
         let migrations = Migrations::new(&self.options.reasons);
         let watch = Watch::start(folder, migrations.clone());
-        let _watch = watch.map_err(RunError::of("thread that watches the status folder"))?;
+        let _watch = watch.map_err(RunError::starting("thread that watches the status folder"))?;
         let routes = Arc::new(Routes {
             migrations,
             allowed_hosts: self.options.allowed_hosts,
@@ -149,7 +149,7 @@ impl Server {
         });
         runtime.block_on(async {
             let listener = self.listener.into_async();
-            let listener = listener.map_err(RunError::of("server"))?;
+            let listener = listener.map_err(RunError::starting("server"))?;
             // Ends with the runtime, as all connections do.
             tokio::spawn(accept(listener, routes));
             cancelled(cancel).await;

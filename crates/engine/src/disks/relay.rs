@@ -132,7 +132,7 @@ impl DiskRelay {
         reader.set_deadline(None);
         writer.set_stop(stop.clone());
         let is_client = watch.is_some();
-        let (failed, watched) = watch.map(|watch| watch.of(disk)).unzip();
+        let (failed, watched) = watch.map(|watch| watch.of_disk(disk)).unzip();
         let shared = Arc::new(Shared {
             socket,
             stream,

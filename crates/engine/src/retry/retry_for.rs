@@ -43,7 +43,7 @@ impl RetryFor {
     }
 
     /// The time for a migration that ends in post-copy, or does not.
-    pub(crate) const fn of(self, postcopy: bool) -> Duration {
+    pub(crate) const fn within(self, postcopy: bool) -> Duration {
         if postcopy {
             self.postcopy
         } else {
@@ -64,12 +64,12 @@ mod tests {
 
     #[test]
     fn only_postcopy_is_retried_unasked() {
-        assert_eq!(RetryFor::BY_MODE.of(true), Duration::from_secs(900));
-        assert_eq!(RetryFor::BY_MODE.of(false), Duration::ZERO);
+        assert_eq!(RetryFor::BY_MODE.within(true), Duration::from_secs(900));
+        assert_eq!(RetryFor::BY_MODE.within(false), Duration::ZERO);
         let minute = Duration::from_secs(60);
-        assert_eq!(RetryFor::from(minute).of(false), minute);
-        assert_eq!(RetryFor::from(minute).of(true), minute);
-        assert_eq!(RetryFor::NEVER.of(true), Duration::ZERO);
+        assert_eq!(RetryFor::from(minute).within(false), minute);
+        assert_eq!(RetryFor::from(minute).within(true), minute);
+        assert_eq!(RetryFor::NEVER.within(true), Duration::ZERO);
         assert_eq!(RetryFor::NEVER.at_ready(), Duration::ZERO);
         assert_eq!(RetryFor::BY_MODE.at_ready(), Duration::from_secs(15));
     }

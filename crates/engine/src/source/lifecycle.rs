@@ -14,7 +14,7 @@ use crate::report::{
 };
 use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover_driver::HandoverResult;
+use crate::source::handover_driver::CompletionReport;
 use crate::source::options::SourceOptions;
 use crate::source::repeat_counter::RepeatCounter;
 
@@ -157,7 +157,7 @@ pub(crate) fn with_context(
 
 /// A migration that succeeded.
 pub(crate) struct MigrationResult {
-    pub(crate) handover: HandoverResult,
+    pub(crate) handover: CompletionReport,
     pub(crate) rounds: u32,
     pub(crate) postcopy: bool,
 }

@@ -152,7 +152,10 @@ fn run(
         remote,
         unsent,
         active: Some(ActiveLinks::new(session, postcopy)),
-        retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
+        retry_budget: RetryBudget::new(
+            shared.options.retry_for.within(had_postcopy),
+            Instant::now(),
+        ),
         paused: Some(paused),
         left_to_do: None,
         committed: None,

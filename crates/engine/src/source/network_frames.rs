@@ -282,8 +282,8 @@ impl End {
         self.last_frame = Instant::now();
     }
 
-    /// As [`reached`](Self::reached), after a look that has found a frame: there may be others that
-    /// had arrived before forwarding was over.
+    /// Whether the end is reached after a look that has found a frame: there may be others that had
+    /// arrived before forwarding was over.
     fn reached_with_frame(&mut self, looked: Instant, steps: &Receiver<Step>) -> bool {
         if self.reached(looked, steps) {
             self.late += 1;

@@ -72,7 +72,7 @@ pub struct SourceOptions {
     pub drain: bool,
     /// For measurements: in which ranges pre-copy takes the dirty log. If it is given, stale pages
     /// are counted ([`Account::stale_pages`](crate::report::Account::stale_pages)), which takes a
-    /// system call for each run of pages.
+    /// system call for each run of pages. To be deleted after the published experiments.
     pub log_ranges: Option<LogRanges>,
     /// Whether frames that arrive for the guest while it is paused are sent to the
     /// destination.

@@ -63,7 +63,10 @@ pub fn resume_migrate(
             unsent: Arc::new(UnsentPages::empty(shared.ram.layout().pages(), false)),
             active: None,
             retry_budget: RetryBudget::new(
-                shared.options.retry_for.of(shared.options.may_postcopy()),
+                shared
+                    .options
+                    .retry_for
+                    .within(shared.options.may_postcopy()),
                 Instant::now(),
             ),
             paused: None,

@@ -33,6 +33,7 @@ pub(crate) struct BenchOptions {
 
     /// Take the dirty log in N ranges of the guest's memory (1: as a whole), or as by default, and
     /// count stale pages
+    // To be deleted after the published experiments, with all that it sets.
     #[arg(long, value_name = "N|default", value_parser = parse_log_ranges, hide = true)]
     pub log_ranges: Option<LogRanges>,
 }

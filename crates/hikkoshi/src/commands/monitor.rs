@@ -86,7 +86,7 @@ pub(crate) fn at_address(address: &MonitorAddress) -> Arc<dyn Monitor> {
     at_source(address, &DomainOptions::default())
 }
 
-/// The same, of a source with these options.
+/// The monitor of a source with these options, at the address in its journal. Does not connect yet.
 pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Arc<dyn Monitor> {
     match address {
         MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),
@@ -97,7 +97,8 @@ pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Ar
     }
 }
 
-/// The same, of a destination whose journal is in `folder`.
+/// The monitor of a destination whose journal is in `folder`, at the address in it. Does not connect
+/// yet.
 pub(crate) fn received(address: &MonitorAddress, folder: &Path) -> Arc<dyn Monitor> {
     match address {
         MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),

@@ -16,7 +16,7 @@ use crate::output::streams::{self, Lines};
 use crate::output::{report, result_file};
 use crate::status::Session;
 
-/// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
+/// Prints the result for a guest that an earlier run has moved: there are no statistics.
 pub(super) fn print_moved(
     output: &OutputOptions,
     what: &str,

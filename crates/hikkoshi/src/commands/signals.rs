@@ -20,7 +20,8 @@ pub(super) fn cancel_on_signals() -> Result<CancelFlag, Exit> {
     Ok(cancel)
 }
 
-/// The same without SIGHUP, which does nothing: the end of a session does not cancel.
+/// A flag that the first signal sets, but not SIGHUP, which does nothing: the end of a session does
+/// not cancel.
 pub(super) fn cancel_except_on_hangup() -> Result<CancelFlag, Exit> {
     let cancel = CancelFlag::new();
     for signal in [SIGINT, SIGTERM] {

@@ -19,7 +19,8 @@ use crate::output::reason::Reason;
 pub(super) const HANDED_OVER: &str =
     "this guest was handed over by an earlier migration, which is not finished";
 
-/// The same of a guest that has moved, whose journal exists because its QEMU was to be ended.
+/// Why a guest that has moved is not migrated again. Its journal exists because its QEMU was to be
+/// ended.
 pub(super) const MOVED: &str =
     "this guest has moved away and needs nothing more from here; only its QEMU was not ended";
 
@@ -87,7 +88,7 @@ pub(super) fn cannot_search(subject: &str, error: &io::Error) -> String {
     )
 }
 
-/// The same, which ends the command.
+/// The folder with the journals cannot be searched, which ends the command.
 pub(super) fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
     move |error| {
         let what = cannot_search(subject, &error);

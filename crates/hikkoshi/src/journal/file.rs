@@ -78,7 +78,7 @@ impl JournalFile {
         Ok(file)
     }
 
-    /// The same, without waiting; `None` while another process holds the lock.
+    /// Locks the journal at `path` without waiting; `None` while another process holds the lock.
     pub(crate) fn try_lock(path: &Path) -> io::Result<Option<Self>> {
         let path = absolute(path);
         let lock = JournalLock::try_acquire(&path)?;

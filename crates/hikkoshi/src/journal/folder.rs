@@ -42,10 +42,11 @@ pub(crate) struct Found<E> {
     pub(crate) others: Vec<(PathBuf, io::Error)>,
 }
 
-/// As [`find`], and also returns which files cannot be read.
+/// The journals of one side in `folder`, the newest first, or only those of the guest that is named
+/// so, and the files that cannot be read.
 ///
 /// # Errors
-/// As [`find`].
+/// When the folder cannot be read, or others may write to it.
 pub(crate) fn search<E: Entry>(folder: &Path, guest: Option<&NamedGuest>) -> io::Result<Found<E>> {
     let mut others = Vec::new();
     let folder = absolute(folder);

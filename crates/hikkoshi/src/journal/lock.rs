@@ -16,8 +16,8 @@ use super::permissions;
 /// How long to wait for another process that holds the lock.
 const ENGINE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The same for a guard, which restores the guest and ends. It waits for QEMU's monitor, and QEMU
-/// has to notice first that the previous client has disconnected.
+/// How long to wait for a guard that holds the lock: it restores the guest and ends. It waits for
+/// QEMU's monitor, and QEMU has to notice first that the previous client has disconnected.
 const GUARD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a guard writes into the lock that it holds.
@@ -26,7 +26,8 @@ const GUARD: &str = "guard";
 /// The time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The same while a process only looks whether the lock is held, which it does for microseconds.
+/// The time between two attempts while a process only looks whether the lock is held, which it does
+/// for microseconds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How often to try again because of such processes.

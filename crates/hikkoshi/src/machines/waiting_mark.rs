@@ -60,11 +60,11 @@ impl WaitingMark {
         })
     }
 
-    /// The same of the machine with this QMP socket, whatever path leads to it; `None`: it is not a
-    /// machine of this run folder, and it is not marked in another one.
+    /// Locks the mark of the machine with this QMP socket, whatever path leads to it; `None`: it is
+    /// not a machine of this run folder, and it is not marked in another one.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock).
+    /// When the folder of machines cannot be used, or another process holds the lock.
     pub(crate) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
         let qmp = canonical(qmp);
         let path = qmp.with_extension(WAITING);
@@ -80,7 +80,7 @@ impl WaitingMark {
     /// a template.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock).
+    /// When the folder of machines cannot be used, or another process holds the lock.
     pub(crate) fn of_journal(monitor: &MonitorAddress, folder: &Path) -> io::Result<Option<Self>> {
         match monitor {
             MonitorAddress::Socket(qmp) => Self::lock_of(folder, qmp),
@@ -88,8 +88,8 @@ impl WaitingMark {
         }
     }
 
-    /// The same mark, as the journal's stage requires it: another engine may have been killed
-    /// between the two. `None` if the journal's QEMU does not run any more: another one, with
+    /// The mark, set or removed as the journal's stage requires it: another engine may have been
+    /// killed between the two. `None` if the journal's QEMU does not run any more: another one, with
     /// another guest, may listen at its socket.
     ///
     /// # Errors

@@ -110,7 +110,7 @@ impl Exit {
         }
     }
 
-    /// The same because of an error, with the messages of its sources.
+    /// Ends with `status` for `reason`, because of an error, with the messages of its sources.
     pub(crate) fn caused(status: ExitStatus, reason: Reason, error: &dyn Error) -> Self {
         Self::new(status, reason, Report::new(error))
     }
@@ -139,7 +139,8 @@ impl Exit {
         self
     }
 
-    /// The same while a migration is not finished: what could not be used was needed to resume it.
+    /// A wrong use while a migration is not finished leaves it unfinished: what could not be used
+    /// was needed to resume it.
     #[must_use]
     pub(crate) fn while_unfinished(mut self) -> Self {
         if self.status == ExitStatus::Usage {

@@ -48,7 +48,7 @@ impl Display {
         match self {
             Self::Nothing => {}
             Self::Bar => {
-                let line = ProgressLine::of(guest, state);
+                let line = ProgressLine::new(guest, state);
                 stderr::progress(ProgressItem::Bar(Box::new(line)));
             }
             Self::Lines(every) => {
@@ -60,7 +60,7 @@ impl Display {
                 if counts && every.is_due(state) {
                     // The messages of a daemon's receiver have the name already.
                     let guest = if streams::has_name() { "" } else { guest };
-                    streams::progress_text(&ProgressLine::of(guest, state).in_full());
+                    streams::progress_text(&ProgressLine::new(guest, state).in_full());
                 }
             }
             Self::Objects(every) => {

@@ -34,7 +34,7 @@ pub(super) struct ProgressLine {
 }
 
 impl ProgressLine {
-    pub(super) fn of(guest_name: &str, state: &State) -> Self {
+    pub(super) fn new(guest_name: &str, state: &State) -> Self {
         let (left, range) = left(state);
         if let Some(outage) = state.outage() {
             return Self {

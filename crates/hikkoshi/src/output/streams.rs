@@ -212,7 +212,7 @@ pub(crate) fn to_stdout(text: &str) {
     let _ = try_to_stdout(text);
 }
 
-/// The same, for text without which this process is of no use.
+/// Writes text, without which this process is of no use, to standard output.
 ///
 /// # Errors
 /// Such as `EPIPE`: its reader has ended.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use hikkoshi_account::Side;
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Features;
 
-use super::preflight::{self, AllowedTypes, Refusal, Side};
+use super::preflight::{self, AllowedTypes, Refusal};
 use super::{AttachError, stale_userfaultfds};
 use crate::process;
 use crate::process::privileges;

@@ -6,11 +6,12 @@
 //! it. No engine needs them: its connections ended with it, and one that runs has exclusive access.
 
 use error_reporter::Report;
+use hikkoshi_account::Side;
 use hikkoshi_wire::MAX_COPIED_DISKS;
 
 use super::AttachError;
 use super::inspect::{Inspection, inspect};
-use super::preflight::{AllowedTypes, Refusal, Side};
+use super::preflight::{AllowedTypes, Refusal};
 use crate::disks::end_copies;
 use crate::disks::exports;
 use crate::process::exclusive_access;

@@ -13,6 +13,7 @@ pub(crate) mod stale_userfaultfds;
 
 use std::sync::Arc;
 
+use hikkoshi_account::Side;
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
@@ -20,7 +21,7 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 pub use self::error::AttachError;
 use self::inspect::{Inspection, inspect};
-use self::preflight::{AllowedTypes, Excludes, Refusal, Side, untested};
+use self::preflight::{AllowedTypes, Excludes, Refusal, untested};
 use crate::device_tree;
 use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use hikkoshi_account::Side;
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::jobs::{self, Job};
-use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested, untested};
+use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, nested, untested};
 use crate::attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 use crate::attach::{AttachError, description, processors, stale_userfaultfds};
 use crate::command_line::Exact;

@@ -9,7 +9,6 @@ use super::qemu_output::Written;
 use super::resume_guest::{open_announcer, opened};
 use super::vcpus;
 use super::{LoadError, PrepareError, QemuDestination};
-use crate::attach::preflight::Side;
 use crate::migration_settings::{self, Settings};
 use crate::network::{self, Announcer};
 use crate::qmp::migration_status::{self, MigrationStatus};
@@ -17,6 +16,7 @@ use crate::qmp::reconnect::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
 use crate::ram::blocks;
 use crate::stream::{self, DeviceStateWriter};
+use hikkoshi_account::Side;
 
 /// From this version on, `exit-on-error` can be turned off: QEMU then survives a bad
 /// stream and reports what is wrong with it.

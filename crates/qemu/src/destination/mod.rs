@@ -32,6 +32,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use hikkoshi_account::Side;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::{OomKills, Process};
 use hikkoshi_memory::GuestRam;
@@ -46,7 +47,7 @@ pub use self::reattach_info::{DestinationReattachInfo, SharedReattachInfo};
 use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
-use crate::attach::preflight::{AllowedTypes, Side};
+use crate::attach::preflight::AllowedTypes;
 use crate::attach::{AttachError, Attached, attach};
 use crate::destination::piped::{MachineOwner, PipedStream};
 use crate::device_tree::is_tpm;
@@ -131,10 +132,10 @@ impl QemuDestination {
     ) -> Result<Self, AttachError> {
         let qemu = attach(&*monitor, Side::Destination, allowed, None, overcommit)?;
         let identity = QemuIdentity::of_attached(&*monitor, &qemu)?;
-        Ok(Self::of(qemu, identity, monitor, None))
+        Ok(Self::from_attached(qemu, identity, monitor, None))
     }
 
-    fn of(
+    fn from_attached(
         qemu: Attached,
         identity: QemuIdentity,
         monitor: Arc<dyn Monitor>,
@@ -214,7 +215,7 @@ impl QemuDestination {
         let owner = pipe.and_then(|path| Some((path, owner(path)?)));
         let piped = owner.and_then(|(path, owner)| PipedStream::reopen(path, &process, owner));
         let qemu = identity.reattached(process, ram, lock);
-        let mut destination = Self::of(qemu, identity.clone(), monitor, piped);
+        let mut destination = Self::from_attached(qemu, identity.clone(), monitor, piped);
         destination.reattached = true;
         (
             destination.prepared,

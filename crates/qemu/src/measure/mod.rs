@@ -6,6 +6,7 @@ mod error;
 use std::path::Path;
 use std::sync::Arc;
 
+use hikkoshi_account::Side;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
@@ -14,7 +15,7 @@ use hikkoshi_userfault::{Features, RemoteUserfault};
 
 pub use self::error::{MeasureError, StopMeasuringError};
 use crate::attach::inspect::{Inspection, inspect};
-use crate::attach::preflight::{AllowedTypes, Refusal, Side};
+use crate::attach::preflight::{AllowedTypes, Refusal};
 use crate::attach::stale_userfaultfds;
 use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::accelerator::uses_kvm;

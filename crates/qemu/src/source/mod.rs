@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use error_reporter::Report;
+use hikkoshi_account::Side;
 use hikkoshi_dirty::PagemapLog;
 use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_linux::{OomKills, Process};
@@ -40,7 +41,7 @@ use self::error::{PauseError, ReleaseSourceError, SaveError};
 use self::pause::{PreparedPause, Saving};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
-use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
+use crate::attach::preflight::{self, AllowedTypes, Refusal};
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::disks::OfferedDisks;
@@ -190,14 +191,14 @@ impl QemuSource {
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of_attached(&*monitor, &qemu)?;
         let domain = monitor.domain().map_err(Refusal::Qmp)?;
-        let mut source = Self::of(qemu, identity, monitor, SwitchoverStage::NotStarted);
+        let mut source = Self::from_attached(qemu, identity, monitor, SwitchoverStage::NotStarted);
         source.domain = domain;
         source.mode = mode;
         source.allowed = allowed.clone();
         Ok(source)
     }
 
-    fn of(
+    fn from_attached(
         qemu: Attached,
         identity: QemuIdentity,
         monitor: Arc<dyn Monitor>,
@@ -306,7 +307,8 @@ impl QemuSource {
             }
         }
         let qemu = identity.reattached(process, ram, lock);
-        let mut source = Self::of(qemu, identity.clone(), monitor, SwitchoverStage::Saved);
+        let mut source =
+            Self::from_attached(qemu, identity.clone(), monitor, SwitchoverStage::Saved);
         source.undo = reattach_info.undo.clone();
         Ok(Some(source))
     }

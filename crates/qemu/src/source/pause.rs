@@ -12,12 +12,13 @@
 use std::time::{Instant, SystemTime};
 
 use error_reporter::Report;
+use hikkoshi_account::Side;
 use hikkoshi_engine::SourceGuest;
 use serde_json::{Value, json};
 
 use super::undo_record::UndoRecord;
 use super::{PauseError, QemuSource, SwitchoverStage};
-use crate::attach::preflight::{self, MoveInProgress, Refusal, Side};
+use crate::attach::preflight::{self, MoveInProgress, Refusal};
 use crate::device_tree;
 use crate::migration_settings;
 use crate::qmp::migration_status;

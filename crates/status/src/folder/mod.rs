@@ -166,7 +166,7 @@ impl StatusFolder {
         }
         let files = fs::read_dir(&self.0).map_err(|cause| self.failed(cause))?;
         let mut entries: Vec<_> = files
-            .filter_map(|file| Entry::of(file.ok()?.path()))
+            .filter_map(|file| Entry::from_path(file.ok()?.path()))
             .collect();
         entries.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
         Ok(entries)
@@ -192,7 +192,7 @@ impl StatusFolder {
 }
 
 impl Entry {
-    fn of(path: PathBuf) -> Option<Self> {
+    fn from_path(path: PathBuf) -> Option<Self> {
         let kind = match path.extension()?.to_str()? {
             "sock" => Kind::Socket,
             "json" => Kind::File,

@@ -83,7 +83,7 @@ impl BlockDifferences {
 /// Whether `there` seems to be the block `source` under another name: memory of the same size that
 /// a backend or `-m` makes, or the memory of the same device at another address.
 fn is_meant(source: &BlockDescription, there: &BlockDescription) -> bool {
-    let (ours, theirs) = (Owner::of(&source.id), Owner::of(&there.id));
+    let (ours, theirs) = (Owner::of_block(&source.id), Owner::of_block(&there.id));
     match (ours, theirs) {
         (Owner::Machine | Owner::Backend, Owner::Machine | Owner::Backend) => {
             source.bytes == there.bytes
@@ -114,7 +114,7 @@ enum Owner<'a> {
 }
 
 impl<'a> Owner<'a> {
-    fn of(id: &'a str) -> Self {
+    fn of_block(id: &'a str) -> Self {
         match id {
             // `default_ram_id` of the machines.
             "pc.ram" | "microvm.ram" => return Self::Machine,
@@ -138,7 +138,7 @@ impl<'a> Owner<'a> {
 /// The option that gives the destination the block `id` of the source, with `bytes`.
 pub(super) fn advice(id: &str, bytes: u64) -> String {
     let size = size(bytes);
-    match Owner::of(id) {
+    match Owner::of_block(id) {
         Owner::Machine => format!(
             "start the destination with -m alone, or with -object memory-backend-…,id={id} and \
              -machine memory-backend={id}, of the source's size"
@@ -167,7 +167,7 @@ pub(super) fn advice(id: &str, bytes: u64) -> String {
 
 /// The option that removes the block `id` from the destination.
 fn removal(id: &str) -> String {
-    match Owner::of(id) {
+    match Owner::of_block(id) {
         Owner::Machine | Owner::Backend => {
             format!("start the destination without the memory backend {id}")
         }

@@ -66,7 +66,7 @@ fn same_blocks(
     source: &[BlockDescription],
     destination: &[BlockDescription],
 ) -> Result<(), Mismatch> {
-    let names = |blocks: &[BlockDescription]| BlockNames::of(blocks);
+    let names = |blocks: &[BlockDescription]| BlockNames::new(blocks);
     if let Some(differences) = BlockDifferences::between(source, destination) {
         return Err(Mismatch::Blocks(differences));
     }
@@ -139,7 +139,7 @@ pub struct BlockNames(Vec<String>, usize);
 impl BlockNames {
     const SHOWN: usize = 8;
 
-    fn of(blocks: &[BlockDescription]) -> Self {
+    fn new(blocks: &[BlockDescription]) -> Self {
         let shown = blocks.iter().take(Self::SHOWN);
         Self(
             shown.map(|block| block.id.clone()).collect(),
@@ -350,7 +350,7 @@ mod tests {
     fn only_the_first_names_are_listed() {
         let blocks: Vec<_> = (0..20).map(|n| block(&format!("m{n}"), 4096)).collect();
         assert_eq!(
-            BlockNames::of(&blocks).to_string(),
+            BlockNames::new(&blocks).to_string(),
             "m0, m1, m2, m3, m4, m5, m6, m7 and 12 more"
         );
     }

@@ -150,12 +150,12 @@ pub fn decode_control<T: ControlMessage>(payload: &[u8]) -> Result<T, ControlErr
     }
     // serde's error for an unknown message does not say that it is unknown.
     let (number, _) = postcard::take_from_bytes::<u32>(payload)
-        .map_err(|error| ControlError::of(u32::MAX, error))?;
+        .map_err(|error| ControlError::from_postcard(u32::MAX, error))?;
     if number >= T::COUNT {
         return Err(ControlError::Unknown { number });
     }
-    let (message, rest) =
-        postcard::take_from_bytes::<T>(payload).map_err(|error| ControlError::of(number, error))?;
+    let (message, rest) = postcard::take_from_bytes::<T>(payload)
+        .map_err(|error| ControlError::from_postcard(number, error))?;
     if !rest.is_empty() {
         return Err(ControlError::Trailing {
             number,
@@ -237,7 +237,7 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    fn of(number: u32, error: postcard::Error) -> Self {
+    fn from_postcard(number: u32, error: postcard::Error) -> Self {
         match error {
             postcard::Error::DeserializeUnexpectedEnd => Self::Truncated,
             _ => Self::Malformed { number },

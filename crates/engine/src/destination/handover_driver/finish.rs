@@ -7,7 +7,7 @@ use hikkoshi_wire::ToSource;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::handover_driver::{HandoverDriver, HandoverResult};
+use crate::destination::handover_driver::{HandoverDriver, ReceivedGuest};
 use crate::destination::last_message::last_message;
 use crate::destination::network_frames::FrameReceiver;
 use crate::guest::DestinationGuest;
@@ -19,7 +19,7 @@ impl HandoverDriver<'_> {
         guest: &mut dyn DestinationGuest,
         event: DestinationEvent,
         cause: Option<DestinationFailure>,
-    ) -> Result<HandoverResult, ReceiveError> {
+    ) -> Result<ReceivedGuest, ReceiveError> {
         match self.machine.stage() {
             DestinationStage::Complete => Ok(self.complete(guest)),
             DestinationStage::Receiving | DestinationStage::Declined => {
@@ -45,7 +45,7 @@ impl HandoverDriver<'_> {
         &mut self,
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
-    ) -> Result<HandoverResult, ReceiveError> {
+    ) -> Result<ReceivedGuest, ReceiveError> {
         match self.machine.stage() {
             DestinationStage::Complete => {
                 let state = self.complete_guest();
@@ -83,14 +83,14 @@ impl HandoverDriver<'_> {
         }
     }
 
-    fn complete(&mut self, guest: &mut dyn DestinationGuest) -> HandoverResult {
+    fn complete(&mut self, guest: &mut dyn DestinationGuest) -> ReceivedGuest {
         self.complete_machine(guest);
         let reported = self.guest.requests.take();
         let requests = reported.unwrap_or_else(|| self.requests());
         self.release_guest(guest);
         // The links have ended, and so do the threads of this one.
         let frames = self.frames.take().and_then(FrameReceiver::finish);
-        HandoverResult {
+        ReceivedGuest {
             frames,
             downtime: self.machine.record().history.downtime,
             requests,

@@ -118,7 +118,7 @@ struct GuestProgress {
 
 /// A guest of which every page is here.
 #[derive(Debug)]
-pub(crate) struct HandoverResult {
+pub(crate) struct ReceivedGuest {
     /// How long it was paused, as far as that is known.
     pub(crate) downtime: Option<Duration>,
     pub(crate) requests: RequestStatistics,
@@ -151,7 +151,7 @@ impl<'a> HandoverDriver<'a> {
             incoming,
         }: DestinationRun<'a>,
     ) -> Self {
-        let retry_for = options.retry_for.of(start.machine.record().postcopy);
+        let retry_for = options.retry_for.within(start.machine.record().postcopy);
         Self {
             watch,
             options: *options,
@@ -175,7 +175,7 @@ impl<'a> HandoverDriver<'a> {
         mut self,
         guest: &mut dyn DestinationGuest,
         first: DestinationEvent,
-    ) -> Result<HandoverResult, ReceiveError> {
+    ) -> Result<ReceivedGuest, ReceiveError> {
         let (mut event, mut cause) = (first, None);
         if first == DestinationEvent::DeviceStateLoaded {
             self.machine.history().missing_pages = Some(self.missing_pages());

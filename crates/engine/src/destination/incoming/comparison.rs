@@ -10,16 +10,16 @@ use crate::destination::postcopy::huge::staging::Size;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
 
-/// What was found without changing anything.
+/// What was found when the source's guest was compared with the machine here.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct Comparison {
     /// Every reason to refuse the guest.
     pub(super) obstacles: Vec<DestinationObstacle>,
     /// What differs although the guest is not refused for it.
     pub(super) warnings: Vec<String>,
 }
 
-impl Found {
+impl Comparison {
     /// Only this reason to refuse the guest.
     pub(super) fn obstacle(reason: String) -> Self {
         let mut found = Self::default();
@@ -29,7 +29,11 @@ impl Found {
 
     /// Compares the source's guest with the machine here, and its disks with those here. `links`:
     /// how many background links the source will open.
-    pub(super) fn of(machine: &mut dyn DestinationGuest, guest: &OfferedGuest, links: u16) -> Self {
+    pub(super) fn new(
+        machine: &mut dyn DestinationGuest,
+        guest: &OfferedGuest,
+        links: u16,
+    ) -> Self {
         let mut found = Self::default();
         if machine.has_ended() {
             found.add(text(DestinationFailure::process_ended(machine)));
@@ -154,7 +158,7 @@ mod tests {
                 reason: (*reason).to_owned(),
                 postcopy_only: *postcopy_only,
             };
-            Found {
+            Comparison {
                 obstacles: reasons.iter().map(obstacle).collect(),
                 warnings: vec!["d".to_owned()],
             }

@@ -10,7 +10,7 @@ use hikkoshi_wire::{Limits, MAX_LINKS, Mode, OfferedGuest, ToDestination, ToSour
 use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
 use crate::destination::host::DestinationHost;
-use crate::destination::incoming::comparison::{Found, text};
+use crate::destination::incoming::comparison::{Comparison, text};
 use crate::destination::options::DestinationOptions;
 use crate::destination::probe::ProbeRequest;
 use crate::destination::receive_control::ReceiveControl;
@@ -88,7 +88,7 @@ pub(crate) fn receive_offer<'a>(
             let pages = machine.ram().layout().pages();
             source.control.set_limits(Limits { pages });
             let ready = check_links(background_links)
-                .and_then(|()| Found::of(machine, &guest, background_links).refuse(postcopy))
+                .and_then(|()| Comparison::new(machine, &guest, background_links).refuse(postcopy))
                 .and_then(|warnings| Ok((make_ready(machine, &guest, postcopy)?, warnings)))
                 .map_err(|reason| {
                     if machine.has_ended() {
@@ -117,9 +117,9 @@ pub(crate) fn receive_offer<'a>(
                 // How many links it would open is not part of the question: as many as by default.
                 Ok(machine) => (
                     host_pages(machine),
-                    Found::of(machine, &guest, default_links()),
+                    Comparison::new(machine, &guest, default_links()),
                 ),
-                Err(error) => (Vec::new(), Found::obstacle(text(error))),
+                Err(error) => (Vec::new(), Comparison::obstacle(text(error))),
             };
             over();
             Err(source.answer(host_pages, found))
@@ -213,7 +213,7 @@ impl<'a> OfferingSource<'a> {
     }
 
     /// Answers a source that only asks.
-    fn answer(self, host_pages: Vec<u64>, found: Found) -> NoGuest {
+    fn answer(self, host_pages: Vec<u64>, found: Comparison) -> NoGuest {
         let ControlLink {
             mut reader,
             mut writer,

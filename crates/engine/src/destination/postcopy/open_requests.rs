@@ -51,7 +51,7 @@ impl OpenRequests {
         if !self.requested.set(range.start()) {
             return false;
         }
-        let Some(huge) = self.huge.of(range) else {
+        let Some(huge) = self.huge.size_of(range) else {
             return true;
         };
         let admitted = huge.admission.begin(range.start(), fault_read);
@@ -84,7 +84,7 @@ impl OpenRequests {
     /// Calls `each` with the ranges to request of a host page: all of it, or what is missing of a
     /// huge page.
     pub(crate) fn ranges(&self, range: PageRange, mut each: impl FnMut(PageRange)) {
-        match self.huge.of(range) {
+        match self.huge.size_of(range) {
             Some(huge) => huge.staging.gaps(range, each),
             None => each(range),
         }

@@ -22,8 +22,8 @@ pub(crate) struct DiskWatch {
 type Failed = Box<dyn Fn() + Send + Sync>;
 
 impl DiskWatch {
-    /// That of this disk.
-    pub(super) fn of(self, disk: String) -> (Failed, Watched) {
+    /// The watch of this disk, and what is called when it fails.
+    pub(super) fn of_disk(self, disk: String) -> (Failed, Watched) {
         let watched = Watched {
             disk,
             stall_timeout: self.stall_timeout,

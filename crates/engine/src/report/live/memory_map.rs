@@ -71,7 +71,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(&self, what: Cell) -> &AtomicU64 {
+    fn counter(&self, what: Cell) -> &AtomicU64 {
         match what {
             Cell::Dirty => &self.dirty,
             Cell::Copied => &self.copied,
@@ -147,7 +147,7 @@ impl MemoryMap {
     /// Counts `pages`.
     pub(crate) fn add(&self, what: Cell, pages: PageRange) {
         self.each(pages, |counts, pages| {
-            counts.of(what).fetch_add(pages, Relaxed);
+            counts.counter(what).fetch_add(pages, Relaxed);
         });
     }
 

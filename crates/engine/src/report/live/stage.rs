@@ -25,7 +25,11 @@ impl Present {
     }
 }
 
-/// A journal that notes the stage.
+/// A journal that also notes the stage.
+///
+/// The handover drivers do not see every stage: the first one of an engine that resumes a migration
+/// is that of its record, and a destination may end before it has a driver. All of them are
+/// recorded.
 #[derive(Debug)]
 pub(crate) struct StageJournal<R> {
     journal: Arc<dyn Journal<R>>,

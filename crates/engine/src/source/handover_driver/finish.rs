@@ -7,7 +7,7 @@ use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
 
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::handover_driver::{HandoverDriver, HandoverResult};
+use crate::source::handover_driver::{CompletionReport, HandoverDriver};
 use crate::source::migrate::has_ended_after;
 use crate::source::network_frames::FrameForwarder;
 use crate::source::notify_guest_kept;
@@ -16,8 +16,8 @@ impl HandoverDriver<'_> {
     pub(crate) fn finish(
         &mut self,
         cause: Option<SourceFailure>,
-        result: &mut HandoverResult,
-    ) -> Result<HandoverResult, MigrateError> {
+        result: &mut CompletionReport,
+    ) -> Result<CompletionReport, MigrateError> {
         if self.machine.stage() != SourceStage::Done {
             let cause = cause.unwrap_or(SourceFailure::Interrupted);
             return Err(self.resume_at_source(cause));

@@ -47,7 +47,7 @@ pub(crate) struct HandoverDriver<'a> {
 
 /// What the destination reported about a completed migration.
 #[derive(Debug, Default)]
-pub(crate) struct HandoverResult {
+pub(crate) struct CompletionReport {
     pub(crate) requests: RequestStatistics,
     /// The guest shut itself down there.
     pub(crate) shut_down: bool,
@@ -61,14 +61,14 @@ pub(crate) struct HandoverResult {
 enum Step {
     /// An event for the machine.
     Next(EventWithCause),
-    Finished(Box<Result<HandoverResult, MigrateError>>),
+    Finished(Box<Result<CompletionReport, MigrateError>>),
 }
 
 impl HandoverDriver<'_> {
     /// Handles events, starting with `first`, until the destination has every
     /// page, the guest is resumed here, or this engine cannot continue.
-    pub(crate) fn run(mut self, first: SourceEvent) -> Result<HandoverResult, MigrateError> {
-        let mut result = HandoverResult::default();
+    pub(crate) fn run(mut self, first: SourceEvent) -> Result<CompletionReport, MigrateError> {
+        let mut result = CompletionReport::default();
         let mut cancel_reported = false;
         let mut event = EventWithCause::from(first);
         if first != SourceEvent::Restarted {
@@ -109,7 +109,7 @@ impl HandoverDriver<'_> {
         action: SourceAction,
         cause: &mut Option<SourceFailure>,
         restarted: bool,
-        result: &mut HandoverResult,
+        result: &mut CompletionReport,
     ) -> Option<Step> {
         match action {
             // `RecordedSource` has recorded it.

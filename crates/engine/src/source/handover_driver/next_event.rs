@@ -9,7 +9,7 @@ use hikkoshi_wire::{RequestSummary, ToSource};
 use crate::report::{add_measures, latency_received};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::event_with_cause::{DOING, EventWithCause};
-use crate::source::handover_driver::{HandoverDriver, HandoverResult};
+use crate::source::handover_driver::{CompletionReport, HandoverDriver};
 
 const TOO_LATE: &str = "too late to cancel: the destination was asked to run the guest and has not \
                         answered; waiting for its answer";
@@ -18,7 +18,7 @@ impl HandoverDriver<'_> {
     /// Waits for the next event for the machine.
     pub(crate) fn next_event(
         &mut self,
-        result: &mut HandoverResult,
+        result: &mut CompletionReport,
         cancel_reported: &mut bool,
     ) -> Result<EventWithCause, MigrateError> {
         loop {
@@ -137,7 +137,7 @@ impl HandoverDriver<'_> {
         }
     }
 
-    fn complete(&self, result: &mut HandoverResult, requests: RequestSummary) -> EventWithCause {
+    fn complete(&self, result: &mut CompletionReport, requests: RequestSummary) -> EventWithCause {
         match SourceFailure::check_all_sent(DOING, self.unsent.count()) {
             Ok(()) => {
                 result.requests.request_latency_us = latency_received(requests);

@@ -56,7 +56,7 @@ impl Batch {
     /// A batch that is a whole round.
     pub(crate) fn round(log: Arc<RangeLog>, first: bool) -> Self {
         let counted = Arc::clone(&log);
-        Self::new(Work::Log { log, first }, true).of(&counted)
+        Self::new(Work::Log { log, first }, true).counting_stale(&counted)
     }
 
     /// A part of a round; `last` if no other part follows.
@@ -64,8 +64,8 @@ impl Batch {
         Self::new(Work::Taken(chunks), last)
     }
 
-    /// This batch, of pages that were taken from `log` while the guest runs.
-    pub(crate) fn of(mut self, log: &Arc<RangeLog>) -> Self {
+    /// This batch; its pages that are stale when they are sent are counted, if `log` is to count them.
+    pub(crate) fn counting_stale(mut self, log: &Arc<RangeLog>) -> Self {
         self.stale = log.counts_stale().then(|| Arc::clone(log));
         self
     }

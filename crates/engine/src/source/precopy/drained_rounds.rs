@@ -121,7 +121,7 @@ impl DrainedRounds {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Batch::taken(chunks, last).of(&self.log);
+            let batch = Batch::taken(chunks, last).counting_stale(&self.log);
             let batch = Arc::new(batch.until(&self.shared.control));
             workers.begin(&batch)?;
             let started = Sending {

@@ -3,6 +3,9 @@
 //! Without this, each worker takes the log of a small range and sends it. Here all of them send the
 //! pages of one range, and only then the log of the next one is taken. With one range the log is
 //! taken as a whole.
+//!
+//! To be deleted with [`LogRanges`](crate::source::LogRanges) and `--log-ranges` as soon as the
+//! published experiments have used it for the last time.
 
 use std::sync::Arc;
 
@@ -52,7 +55,7 @@ impl RangesInTurn {
                 .collect(&self.log, first, number, &mut runs)?;
             let control = &self.shared.control;
             let last = number + 1 == ranges || control.ends_precopy();
-            let batch = Batch::taken(lists(&runs), last).of(&self.log);
+            let batch = Batch::taken(lists(&runs), last).counting_stale(&self.log);
             let rest = workers.run(batch.until(control))?;
             if control.ends_precopy() {
                 if !last {

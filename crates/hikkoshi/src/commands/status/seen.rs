@@ -83,7 +83,8 @@ impl SeenMigrations {
         self.look_with(all, Vec::new())
     }
 
-    /// The same, and the `unfinished` ones, which no engine works on.
+    /// The migrations that run, those that have ended (see [`look`](Self::look)), and the
+    /// `unfinished` ones, which no engine works on.
     ///
     /// # Errors
     /// If the folder cannot be used.

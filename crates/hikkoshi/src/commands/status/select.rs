@@ -16,7 +16,7 @@ pub(crate) fn is_meant(seen: &Seen, text: &str) -> bool {
     is_named(&seen.migration, &seen.name, text)
 }
 
-/// The same, of a migration and the name of its entry.
+/// Whether `text` means a migration whose entry has the name `entry`.
 pub(crate) fn is_named(migration: &Migration, entry: &str, text: &str) -> bool {
     let is_number = text.len() >= DIGITS && migration.id.starts_with(text);
     migration.guest == text

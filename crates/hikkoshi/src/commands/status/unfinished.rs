@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    /// The same is said once of it, not for each side.
+    /// Such a folder is reported once, not for each side.
     #[test]
     fn a_folder_that_cannot_be_read_is_not_nothing() {
         let file = tempfile::NamedTempFile::new().unwrap();

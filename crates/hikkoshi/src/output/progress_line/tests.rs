@@ -6,7 +6,7 @@ use hikkoshi_account::DiskCopy;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 
 fn line(state: &State, columns: usize) -> String {
-    ProgressLine::of("", state).text(columns)
+    ProgressLine::new("", state).text(columns)
 }
 
 #[test]
@@ -54,12 +54,12 @@ fn disks_are_counted_in_bytes() {
     };
     state.disks = vec![disk(1 << 20, 3 << 20), disk(2 << 20, 3 << 20)];
     assert_eq!(
-        ProgressLine::of("", &state).in_full(),
+        ProgressLine::new("", &state).in_full(),
         "copying disks: 3.0 MiB of 6.0 MiB, 123.4 MiB/s"
     );
     assert!(line(&state, 60).contains(" 50% "), "{}", line(&state, 60));
     state.phase = Phase::Precopy;
-    assert!(ProgressLine::of("", &state).in_full().contains("pages"));
+    assert!(ProgressLine::new("", &state).in_full().contains("pages"));
     // A destination does not know of how many bytes.
     (state.phase, state.stage) = (
         Phase::Disks,
@@ -69,7 +69,7 @@ fn disks_are_counted_in_bytes() {
     state.bytes.disks = Some(5 << 20);
     (state.dirty_pages_per_second, state.time_left) = (None, None);
     let text = "copying disks: 123.4 MiB/s, 5.0 MiB received";
-    assert_eq!(ProgressLine::of("", &state).in_full(), text);
+    assert_eq!(ProgressLine::new("", &state).in_full(), text);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn an_outage_is_shown_instead_of_a_rate() {
     let mut state = at(63, 100);
     (state.phase, state.missing_pages) = (Phase::Postcopy, Some(37));
     (state.stage, state.waiting_pages) = (Stage::Destination(DestinationStage::Running), 3);
-    assert!(!ProgressLine::of("", &state).is_alarm());
+    assert!(!ProgressLine::new("", &state).is_alarm());
     state.at_ms = 20_300;
     state.outages = vec![Outage {
         from_ms: 8_000,
@@ -115,7 +115,7 @@ fn an_outage_is_shown_instead_of_a_rate() {
         until_ms: Some(320_300),
     }];
     state.time_left = None;
-    let shown = ProgressLine::of("", &state);
+    let shown = ProgressLine::new("", &state);
     assert!(shown.is_alarm());
     assert_eq!(
         shown.in_full(),
@@ -154,7 +154,7 @@ fn an_outage_in_the_switchover_says_that_the_guest_is_paused() {
 #[test]
 fn the_guest_has_a_name_where_there_is_room() {
     let state = at(25, 100);
-    let line = ProgressLine::of("web-é", &state);
+    let line = ProgressLine::new("web-é", &state);
     assert!(
         line.in_full()
             .starts_with("web-?: pre-copy, round 3: 25 of")
@@ -176,12 +176,12 @@ fn a_line_of_a_log_has_everything() {
     let mut state = at(25, 100);
     state.bytes.urgent = 5 << 20;
     assert_eq!(
-        ProgressLine::of("", &state).in_full(),
+        ProgressLine::new("", &state).in_full(),
         "pre-copy, round 3: 25 of 100 pages, 123.4 MiB/s, 5.0 MiB sent, dirty 10.0 MiB/s, \
          3.5 s left (2.0 s to 9.0 s)"
     );
     state.stage = Stage::Destination(DestinationStage::Receiving);
-    let destination = ProgressLine::of("", &state).in_full();
+    let destination = ProgressLine::new("", &state).in_full();
     assert!(destination.contains(", 5.0 MiB received,"), "{destination}");
 }
 
@@ -189,7 +189,7 @@ fn a_line_of_a_log_has_everything() {
 fn precopy_that_does_not_converge_has_no_time_left() {
     let mut state = at(25, 100);
     state.converges = Some(Converges::No);
-    for text in [line(&state, 200), ProgressLine::of("", &state).in_full()] {
+    for text in [line(&state, 200), ProgressLine::new("", &state).in_full()] {
         assert!(
             text.ends_with("dirty 10.0 MiB/s, does not converge"),
             "{text}"
@@ -204,7 +204,7 @@ fn precopy_that_does_not_converge_has_no_time_left() {
 fn precopy_that_switches_has_a_time_left() {
     let mut state = at(25, 100);
     state.converges = Some(Converges::Switches);
-    let text = ProgressLine::of("", &state).in_full();
+    let text = ProgressLine::new("", &state).in_full();
     let end = "dirty 10.0 MiB/s, post-copy follows, 3.5 s left (2.0 s to 9.0 s)";
     assert!(text.ends_with(end), "{text}");
 }
@@ -219,7 +219,7 @@ fn a_destination_has_no_round_and_no_percentage() {
     state.bytes.precopy = 5 << 20;
     (state.dirty_pages_per_second, state.time_left) = (None, None);
     let text = "pre-copy: 123.4 MiB/s, 5.0 MiB received";
-    assert_eq!(ProgressLine::of("", &state).in_full(), text);
+    assert_eq!(ProgressLine::new("", &state).in_full(), text);
     assert_eq!(
         line(&state, 100).trim_start(),
         "pre-copy 123.4 MiB/s, 5.0 MiB received"

@@ -29,19 +29,14 @@ pub use refusal::Refusal;
 use serde_json::Value;
 pub(crate) use untested::DRAIN;
 
+use hikkoshi_account::Side;
+
 use self::qom_tree::DEVICE_FOLDERS;
 use crate::disks::move_lock;
 use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::pause_mark;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
-
-/// The side of the move that this QEMU is on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    Source,
-    Destination,
-}
 
 /// All checks that need only QMP. They all run: a user corrects everything at once.
 pub(crate) fn check(

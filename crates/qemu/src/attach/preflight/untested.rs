@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Refusal, Side, needs_drain};
+use hikkoshi_account::Side;
+
+use super::{Refusal, needs_drain};
 use crate::qmp::{Client, QmpError, Version};
 
 /// The versions that the tests have: their first two numbers.

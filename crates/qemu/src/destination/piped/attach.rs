@@ -53,7 +53,7 @@ impl QemuDestination {
             Ok((qemu, identity)) => {
                 let stream = machine.into_stream();
                 let path = stream.path();
-                let destination = Self::of(qemu, identity, monitor, Some(stream));
+                let destination = Self::from_attached(qemu, identity, monitor, Some(stream));
                 destination
                     .reattach_info
                     .change(|info| info.pipe = Some(path));

@@ -63,7 +63,7 @@ impl HugePages {
     }
 
     /// The size that a host page has, if it is a huge page.
-    pub(crate) fn of(&self, host_page: PageRange) -> Option<&HugeSize> {
+    pub(crate) fn size_of(&self, host_page: PageRange) -> Option<&HugeSize> {
         let bytes = host_page.bytes();
         self.sizes.iter().find(|size| size.bytes == bytes)
     }

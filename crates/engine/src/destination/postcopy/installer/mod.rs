@@ -169,7 +169,7 @@ impl Installer {
         let mut rest = extent.pages;
         while !rest.is_empty() {
             let whole = self.copier.layout().host_page_range(rest.start());
-            let Some(huge) = self.requests.huge().of(whole) else {
+            let Some(huge) = self.requests.huge().size_of(whole) else {
                 return self.install_small(extent, content, received);
             };
             let (piece, tail) = rest.split_at(whole.end());

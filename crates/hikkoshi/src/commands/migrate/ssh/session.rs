@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// ends a domain that is not needed.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same if it may go on, because there is something to resume.
+/// How long a `receive` may take to end if there is something to resume, and it may go on.
 const UNFINISHED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the last messages may take after the end of the process. Another process, such as a
