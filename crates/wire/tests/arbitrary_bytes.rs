@@ -1,5 +1,5 @@
-//! The properties of decoding, on random bytes, on streams of messages, on damaged streams, and on the
-//! kept fuzz inputs.
+//! The properties of decoding: of random bytes, of streams of messages, of damaged streams, and of
+//! the kept fuzz inputs.
 
 #![allow(
     clippy::unwrap_used,

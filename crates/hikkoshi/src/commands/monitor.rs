@@ -97,8 +97,8 @@ pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Ar
     }
 }
 
-/// The monitor of a destination whose journal is in `folder`, at the address in it. Does not connect
-/// yet.
+/// The monitor of a destination whose journal is in `folder`, at the address in it. Does not
+/// connect yet.
 pub(crate) fn received(address: &MonitorAddress, folder: &Path) -> Arc<dyn Monitor> {
     match address {
         MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),

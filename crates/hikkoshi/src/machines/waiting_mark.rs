@@ -89,8 +89,8 @@ impl WaitingMark {
     }
 
     /// The mark, set or removed as the journal's stage requires it: another engine may have been
-    /// killed between the two. `None` if the journal's QEMU does not run any more: another one, with
-    /// another guest, may listen at its socket.
+    /// killed between the two. `None` if the journal's QEMU does not run any more: another one,
+    /// with another guest, may listen at its socket.
     ///
     /// # Errors
     /// When the mark is there and must not be.

@@ -64,7 +64,7 @@ impl Batch {
         Self::new(Work::Taken(chunks), last)
     }
 
-    /// This batch; its pages that are stale when they are sent are counted, if `log` is to count them.
+    /// This batch; pages of it that are stale when they are sent are counted, if `log` counts them.
     pub(crate) fn counting_stale(mut self, log: &Arc<RangeLog>) -> Self {
         self.stale = log.counts_stale().then(|| Arc::clone(log));
         self
