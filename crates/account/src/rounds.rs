@@ -26,9 +26,15 @@ pub struct Round {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outage {
     /// When the last sign of the other side arrived, which is before the loss was noticed: data, or
-    /// at the source also an acknowledgement of the kernel there. On unix sockets, or if another
-    /// engine lost the links: when this engine noticed it.
+    /// at the source also an acknowledgement of the kernel there. On unix sockets: when this engine
+    /// noticed it.
     pub from_ms: u64,
+    /// If it began before this engine did, so that `from_ms` is 0: how long before. The engine
+    /// before was killed or had given up, and has recorded ten times a second that pages were sent
+    /// or arrived, so that this is at most about a tenth of a second too long. 0 with `from_ms` 0:
+    /// it has left no recording, and the outage is counted from this engine's start.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub before_ms: u64,
     /// When the links were up again. `None`: they are not.
     pub to_ms: Option<u64>,
     /// While they are not: until when this engine tries to replace them. `None`: without a limit.
@@ -39,6 +45,12 @@ pub struct Outage {
 impl Outage {
     /// How long it lasted, in milliseconds. `None`: it lasts.
     pub fn lasted_ms(&self) -> Option<u64> {
-        Some(self.to_ms?.saturating_sub(self.from_ms))
+        let own = self.to_ms?.saturating_sub(self.from_ms);
+        Some(own.saturating_add(self.before_ms))
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // As serde calls it.
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }

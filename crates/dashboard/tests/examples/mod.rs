@@ -130,11 +130,13 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
         outages: vec![
             Outage {
                 from_ms: 10,
+                before_ms: 0,
                 to_ms: Some(20),
                 until_ms: None,
             },
             Outage {
                 from_ms: at_ms.saturating_sub(1500),
+                before_ms: 0,
                 to_ms: None,
                 until_ms: Some(at_ms + 8500),
             },

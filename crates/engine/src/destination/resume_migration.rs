@@ -49,8 +49,9 @@ pub(crate) fn resume(
         peer: String::new(),
         layout: ram.layout(),
     }));
-    live.outages.begin(None, None);
     run.watch.observer.begin(&live);
+    let last_sign = live.last_sign_before(&*run.watch.observer);
+    live.outages.begin(last_sign, None);
     let start = HandoverStart {
         machine: RecordedDestination::new(record, live.stages_from(&run.watch.journal)),
         ram,
@@ -66,7 +67,7 @@ pub(crate) fn resume(
         return finish_handover(driver, guest, begun, DestinationEvent::GuestFailed);
     }
     if lives && postcopy {
-        driver.adopt_userfault(guest).map_err(fail)?;
+        driver.adopt_userfault(guest, last_sign).map_err(fail)?;
     }
     if stage == DestinationStage::Complete {
         // No fault needs an answer any more: pages that are absent hold zeros. The source may

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::report::Live;
 
@@ -56,6 +57,14 @@ pub trait Observer: Send + Sync + Debug {
     /// A sentence for the operator. Called from several threads: must return at once. It must not
     /// write to a terminal or a pipe, which may block.
     fn notice(&self, text: &str);
+
+    /// When the engine that `live` follows had its last sign of the other side, if the observer of
+    /// that engine has kept that. Asked once, when a migration is resumed: outages and page
+    /// requests are counted from then on.
+    fn last_sign_before(&self, live: &Live) -> Option<SystemTime> {
+        let _ = live;
+        None
+    }
 }
 
 /// Ignores everything.

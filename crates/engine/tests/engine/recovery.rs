@@ -327,7 +327,7 @@ fn both_sides_count_the_pages_of_the_whole_postcopy_after_links_were_lost() {
         assert_eq!(last.missing_pages, Some(0));
         assert_eq!(last.guest_at, GuestAt::Destination);
         assert!(
-            matches!(last.outages[..], [Outage { from_ms, to_ms: Some(to), until_ms: None }] if from_ms <= to && to <= last.at_ms),
+            matches!(last.outages[..], [Outage { from_ms, before_ms: 0, to_ms: Some(to), until_ms: None }] if from_ms <= to && to <= last.at_ms),
             "{:?}",
             last.outages
         );

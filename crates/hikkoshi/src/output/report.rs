@@ -145,11 +145,12 @@ fn outages(outages: &[Outage], resumed: bool) -> String {
     };
     let total: u64 = ended.clone().map(|(lasted, _)| lasted).sum();
     let seconds = |ms| seconds(Duration::from_millis(ms));
-    let start = match resumed {
-        true => "this engine's start",
-        false => "the start",
+    let (ms, start) = match (last.before_ms, resumed) {
+        (before @ 1.., _) => (before, "before this engine's start"),
+        (0, true) => (last.from_ms, "after this engine's start"),
+        (0, false) => (last.from_ms, "after the start"),
     };
-    let from = format!("{} after {start}", seconds(last.from_ms));
+    let from = format!("{} {start}", seconds(ms));
     let text = match ended.count() {
         1 => format!("1, {} without links, {from}", seconds(total)),
         count => format!(
@@ -417,6 +418,7 @@ mod tests {
     fn outages_are_summed_up() {
         let outage = |from, to| Outage {
             from_ms: from,
+            before_ms: 0,
             to_ms: Some(to),
             until_ms: None,
         };
@@ -429,6 +431,14 @@ mod tests {
         assert_eq!(
             outages(&[outage(900, 10_630)], true),
             "  outages      1, 9.7 s without links, 0.9 s after this engine's start\n"
+        );
+        let before = Outage {
+            before_ms: 2000,
+            ..outage(0, 500)
+        };
+        assert_eq!(
+            outages(&[before], true),
+            "  outages      1, 2.5 s without links, 2.0 s before this engine's start\n"
         );
         let open = Outage {
             to_ms: None,

@@ -15,6 +15,7 @@ mod renewal;
 mod report_file;
 mod sampler;
 mod session;
+mod stored_file;
 mod time_left;
 
 pub(crate) use control::Shown as ShownChange;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use error_reporter::Report;
 use hikkoshi_account::{Side, Statistics};
@@ -20,6 +20,7 @@ use super::control;
 use super::renewal::Renewal;
 use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
+use super::stored_file::StoredFile;
 use crate::args::OutputOptions;
 use crate::output::exit::{self, Exit, ExitStatus};
 use crate::output::progress::Display;
@@ -71,6 +72,8 @@ struct Shared {
     account: Mutex<Option<Statistics>>,
     /// What is moved, when a migration has begun.
     migration: Mutex<Option<Migration>>,
+    /// When the engine that this one replaces had its last sign of the other side.
+    last_sign: Mutex<Option<SystemTime>>,
 }
 
 /// The thread that takes states.
@@ -107,6 +110,7 @@ impl Session {
                 recording: Mutex::default(),
                 account: Mutex::default(),
                 migration: Mutex::default(),
+                last_sign: Mutex::default(),
             }),
         }
     }
@@ -214,7 +218,11 @@ impl Observer for Shared {
         let (sender, events) = sync_channel(NOTICES);
         let dropped = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&dropped);
-        let folder = self.folder.clone();
+        let (folder, side) = (self.folder.clone(), lock(&self.info).side);
+        *lock(&self.last_sign) = live
+            .is_resumed()
+            .then(|| folder.last_sign(side, &live.name()))
+            .flatten();
         let started = thread::Builder::new().name("status".into()).spawn(move || {
             Priority::ON.apply(PriorityClass::Background);
             let mut recorded = Recorded::begin(sampler, recorder, control_server, display, folder);
@@ -235,6 +243,10 @@ impl Observer for Shared {
                 "starting the thread that shows and records the migration"
             ),
         }
+    }
+
+    fn last_sign_before(&self, _: &Live) -> Option<SystemTime> {
+        *lock(&self.last_sign)
     }
 
     fn notice(&self, text: &str) {
@@ -282,6 +294,7 @@ struct Recorded {
     display: Arc<Display>,
     folder: StatusFolder,
     renewal: Renewal,
+    stored: StoredFile,
     /// A warning was logged that the recording cannot be stored.
     has_warned: bool,
 }
@@ -311,6 +324,7 @@ impl Recorded {
             display,
             folder,
             renewal: Renewal::default(),
+            stored: StoredFile::default(),
             has_warned: false,
         };
         recorded.store();
@@ -357,6 +371,7 @@ impl Recorded {
             server.accept(&self.recorder);
             server.publish(&Record::State(Box::new(state.clone())));
         }
+        self.stored.note(&state);
         self.recorder.add(state);
     }
 
@@ -379,14 +394,13 @@ impl Recorded {
         if self.server.is_none() {
             return;
         }
-        let stored = self.folder.store(self.recorder.recording());
-        if let Err(error) = stored
-            && !std::mem::replace(&mut self.has_warned, true)
-        {
-            tracing::warn!(
+        match self.folder.store(self.recorder.recording()) {
+            Ok(path) => self.stored.open(&path),
+            Err(error) if !std::mem::replace(&mut self.has_warned, true) => tracing::warn!(
                 error = %Report::new(&error),
                 "a dashboard will not show this migration after its end"
-            );
+            ),
+            Err(_) => {}
         }
     }
 

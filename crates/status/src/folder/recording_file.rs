@@ -4,10 +4,12 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hikkoshi_account::Side;
 use rustix::fs::OFlags;
 
-use super::{FolderError, StatusFolder};
+use super::{FolderError, Kind, StatusFolder};
 use crate::{Recording, VERSION};
 
 /// The longest file that is read, in bytes.
@@ -44,6 +46,32 @@ impl StatusFolder {
             return Err(failed(cause));
         }
         Ok(file)
+    }
+}
+
+impl StatusFolder {
+    /// When the last engine of this side of the migration with this name had its last sign of the
+    /// other side. `None`: it has left no recording.
+    ///
+    /// While it had links, that is the time of its recording's file: at most a tenth of a second
+    /// before it was killed, if pages were moving. While it had none, its outage has begun then.
+    pub fn last_sign(&self, side: Side, migration: &str) -> Option<SystemTime> {
+        let entries = self.entries().ok()?;
+        let files = entries.iter().filter(|entry| entry.kind == Kind::File);
+        let (recording, modified) = files
+            .filter_map(|entry| Some((read(&entry.path).ok()?, entry.modified)))
+            .find(|(it, _)| it.migration.side == side && it.migration.id == migration)?;
+        let open = recording.state.as_ref()?.outages.last();
+        let Some(open) = open.filter(|outage| outage.to_ms.is_none()) else {
+            return Some(modified);
+        };
+        let began = Duration::from_millis(recording.migration.started_unix_ms);
+        let since = Duration::from_millis(open.from_ms);
+        let before = Duration::from_millis(open.before_ms);
+        UNIX_EPOCH
+            .checked_add(began)?
+            .checked_add(since)?
+            .checked_sub(before)
     }
 }
 
@@ -108,8 +136,35 @@ pub(crate) fn parse(json: &[u8]) -> Result<Recording, ParseError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::examples::folder;
+    use super::super::examples::{folder, recorded};
     use super::*;
+    use hikkoshi_account::Outage;
+
+    #[test]
+    fn the_last_sign_is_the_time_of_the_file_or_the_beginning_of_the_outage() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        let mut recording = recorded(1).recording().clone();
+        let (side, id) = (recording.migration.side, recording.migration.id.clone());
+        assert_eq!(folder.last_sign(side, &id), None);
+        let path = folder.store(&recording).unwrap();
+        let seen = SystemTime::now() - Duration::from_secs(70);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_modified(seen).unwrap();
+        assert_eq!(folder.last_sign(side, &id), Some(seen));
+        assert_eq!(folder.last_sign(side, "other"), None);
+        recording.migration.started_unix_ms = 1_000_000;
+        let open = Outage {
+            from_ms: 0,
+            before_ms: 4000,
+            to_ms: None,
+            until_ms: None,
+        };
+        recording.state.as_mut().unwrap().outages = vec![open];
+        folder.store(&recording).unwrap();
+        let since = UNIX_EPOCH + Duration::from_millis(996_000);
+        assert_eq!(folder.last_sign(side, &id), Some(since));
+    }
 
     #[test]
     fn another_version_is_refused() {

@@ -51,7 +51,8 @@ impl JoinedState {
             ..*round
         });
         let outages = state.outages.iter().map(|outage| Outage {
-            from_ms: at(outage.from_ms),
+            from_ms: at(outage.from_ms).saturating_sub(outage.before_ms),
+            before_ms: 0,
             to_ms: outage.to_ms.map(at),
             until_ms: outage.until_ms.map(at),
         });
@@ -110,8 +111,11 @@ impl JoinedState {
         if open.is_some() || before.stage.is_handed_over() {
             let at_once = self.offset_ms.saturating_add(AT_ONCE);
             let first = after.next_if(|outage| outage.from_ms <= at_once);
+            // What the later engine knows is newer than the recording.
+            let known = first.filter(|outage| outage.from_ms < self.offset_ms);
             all.push(Outage {
-                from_ms: open.map_or(self.last_ms, |outage| outage.from_ms),
+                from_ms: open.or(known).map_or(self.last_ms, |outage| outage.from_ms),
+                before_ms: 0,
                 to_ms: first.map_or(Some(self.offset_ms), |outage| outage.to_ms),
                 until_ms: first.and_then(|outage| outage.until_ms),
             });

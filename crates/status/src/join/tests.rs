@@ -92,6 +92,7 @@ fn both() -> [Recording; 2] {
     last.round = 1;
     let outage = |from_ms, to_ms| Outage {
         from_ms,
+        before_ms: 0,
         to_ms,
         until_ms: None,
     };
@@ -257,6 +258,7 @@ fn the_time_without_an_engine_is_an_outage() {
     let outages = &joined[0].state.as_ref().unwrap().outages;
     let expected = Outage {
         from_ms: 4900,
+        before_ms: 0,
         to_ms: Some(60_000),
         until_ms: None,
     };
@@ -266,6 +268,21 @@ fn the_time_without_an_engine_is_an_outage() {
         "the engine (process 11) was killed"
     );
     assert_eq!(joined[0].all_engines()[0].end, None);
+    // The later engine may know it more exactly.
+    later.state.as_mut().unwrap().outages = vec![Outage {
+        from_ms: 0,
+        before_ms: 700,
+        to_ms: Some(300),
+        until_ms: None,
+    }];
+    let joined = join_all(vec![earlier.clone(), later.clone()]);
+    let exact = Outage {
+        from_ms: 59_300,
+        to_ms: Some(60_300),
+        ..expected
+    };
+    assert_eq!(joined[0].state.as_ref().unwrap().outages, [exact]);
+    later.state.as_mut().unwrap().outages.clear();
     // Before the handover, the guest runs at the source.
     earlier.state.as_mut().unwrap().stage = Stage::Source(SourceStage::Owned);
     let joined = join_all(vec![earlier, later]);
@@ -367,6 +384,7 @@ fn a_joined_recording_is_bounded() {
         state.outages = vec![
             Outage {
                 from_ms: 1,
+                before_ms: 0,
                 to_ms: Some(2),
                 until_ms: None,
             };

@@ -50,11 +50,13 @@ fn since(side: Side, before: &State, state: &State) -> State {
     // It has no links when it begins.
     let mut first = vec![Outage {
         from_ms: 0,
+        before_ms: 0,
         to_ms: Some(100),
         until_ms: None,
     }];
     first.extend(outages.map(|outage| Outage {
         from_ms: at(outage.from_ms),
+        before_ms: 0,
         to_ms: outage.to_ms.map(at),
         until_ms: None,
     }));

@@ -315,7 +315,18 @@ fn killed_engines_are_listed_and_the_next_ones_report_the_whole_migration() {
         assert!(report.total_ms >= GAP.as_secs_f64() * 1e3, "{report:?}");
         assert!(report.total_ms > downtime, "{report:?}");
         assert!(ended.stdout.contains("\n  resumed      "), "{ended:?}");
+        // From what the killed engine has seen last. This page is the guest's next one, if no other.
+        let outage = report.outages[0];
+        assert!(Duration::from_millis(outage.before_ms) >= GAP, "{report:?}");
+        assert!(outage.lasted_ms() >= Some(outage.before_ms), "{report:?}");
+        assert!(
+            ended.stdout.contains(" before this engine's start\n"),
+            "{ended:?}"
+        );
     }
+    let there = exits.json_reports[1].as_ref().unwrap();
+    let longest = there.requests.request_latency_us.max;
+    assert!(longest >= GAP.as_secs_f64() * 1e6, "{there:?}");
     let likely = exits.json_reports[0].as_ref().unwrap().likely_downtime_ms;
     assert!(likely.is_some(), "{exits:?}");
     guest.complete_resumed_migration(&exits, finished, "both engines killed, and listed");

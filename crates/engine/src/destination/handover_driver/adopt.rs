@@ -1,6 +1,7 @@
 //! Taking over the userfaultfd that another engine left in the guest's process.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use hikkoshi_memory::missing_pages;
 
@@ -12,10 +13,12 @@ use crate::destination::postcopy::installer::Installer;
 use crate::guest::DestinationGuest;
 
 impl HandoverDriver<'_> {
-    /// Finds out which pages are missing, and handles faults from now on.
+    /// Finds out which pages are missing, and handles faults from now on. `last_sign`: when the
+    /// engine before had its last sign of the source, if that is known.
     pub(crate) fn adopt_userfault(
         &mut self,
         guest: &mut dyn DestinationGuest,
+        last_sign: Option<Instant>,
     ) -> Result<(), DestinationFailure> {
         let (userfault, hosts) = guest.take_userfault()?;
         let ram = Arc::clone(&self.ram);
@@ -56,6 +59,9 @@ impl HandoverDriver<'_> {
         self.context.tracker.resume_postcopy(missing, total);
         // The other engine has read the faults of the threads that wait. They fault again, so that
         // it is known from now on how long they wait, and for which pages.
+        if let Some(last) = last_sign {
+            postcopy.installer().requests.waited_since(last);
+        }
         postcopy.installer().request_again()?;
         Ok(())
     }

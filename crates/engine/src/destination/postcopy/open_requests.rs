@@ -1,6 +1,8 @@
 //! What is requested from the source: each missing host page once, huge pages a bounded number at
 //! a time, and how long each request takes.
 
+use std::time::Instant;
+
 use hikkoshi_linux::monotonic_ns;
 use hikkoshi_pages::{Page, PageBitmap, PageRange, RamLayout};
 
@@ -9,6 +11,10 @@ use crate::destination::postcopy::huge::HugePages;
 use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::request_times::{RequestTime, RequestTimes};
 use crate::report::RequestTimeline;
+use crate::sync::{AtomicU64, Ordering};
+
+/// How long threads take at most that were woken until their fault is read again, in nanoseconds.
+const REFAULT_NS: u64 = 100_000_000;
 
 /// The requests of a migration. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
@@ -17,6 +23,10 @@ pub(crate) struct OpenRequests {
     requested: PageBitmap,
     times: RequestTimes,
     huge: HugePages,
+    /// See [`waited_since`](Self::waited_since), in nanoseconds of [`now`](Self::now).
+    waited_since: AtomicU64,
+    /// Faults that are read until then count from `waited_since`.
+    waited_until: AtomicU64,
 }
 
 impl OpenRequests {
@@ -27,6 +37,8 @@ impl OpenRequests {
             requested: PageBitmap::empty(layout.pages()),
             times: RequestTimes::new(),
             huge: HugePages::new(layout, links)?,
+            waited_since: AtomicU64::new(0),
+            waited_until: AtomicU64::new(0),
         })
     }
 
@@ -38,6 +50,28 @@ impl OpenRequests {
     /// Nanoseconds on the clock that requests are measured by.
     pub(crate) fn now(&self) -> u64 {
         monotonic_ns()
+    }
+
+    /// The guest's threads that wait now have waited since `last` at the longest, when another
+    /// engine had links. They fault again at once: what is read in the next moment is counted from
+    /// `last`. So no wait over the time between two engines is too short, and one that began
+    /// meanwhile is too long.
+    pub(crate) fn waited_since(&self, last: Instant) {
+        let now = self.now();
+        let ago = u64::try_from(last.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited_since
+            .store(now.saturating_sub(ago), Ordering::Relaxed);
+        self.waited_until
+            .store(now.saturating_add(REFAULT_NS), Ordering::Release);
+    }
+
+    /// When the faults that are read now were raised, as far as that is known, in nanoseconds.
+    pub(crate) fn fault_time(&self) -> u64 {
+        let now = self.now();
+        match now <= self.waited_until.load(Ordering::Acquire) {
+            true => self.waited_since.load(Ordering::Relaxed),
+            false => now,
+        }
     }
 
     /// Requests without a measured latency.

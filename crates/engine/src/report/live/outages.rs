@@ -58,6 +58,7 @@ impl Outages {
         let outages = self.lock();
         let outage = |times: &Times| Outage {
             from_ms: since(times.from),
+            before_ms: whole_millis(zero.saturating_duration_since(times.from)),
             to_ms: times.to.map(since),
             until_ms: times.until.filter(|_| times.to.is_none()).map(since),
         };
@@ -117,5 +118,22 @@ mod tests {
         let to = outages.newest(zero)[0].to_ms.unwrap();
         outages.begin(Some(zero), None);
         assert_eq!(outages.newest(zero)[1].from_ms, to);
+    }
+
+    #[test]
+    fn an_outage_may_have_begun_before_the_engine() {
+        let (outages, last) = (Outages::default(), Instant::now());
+        let zero = last + Duration::from_secs(7);
+        outages.begin(Some(last), None);
+        let [open] = outages.newest(zero)[..] else {
+            panic!("one outage");
+        };
+        assert_eq!((open.from_ms, open.before_ms), (0, 7000));
+        assert_eq!(open.lasted_ms(), None);
+        let ended = Outage {
+            to_ms: Some(500),
+            ..open
+        };
+        assert_eq!(ended.lasted_ms(), Some(7500));
     }
 }

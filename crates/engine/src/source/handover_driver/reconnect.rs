@@ -47,6 +47,8 @@ impl HandoverDriver<'_> {
             ));
         }
         let outages = &self.shared.live.outages;
+        let before = || self.shared.live.last_sign_before(&*self.shared.observer);
+        let last_sign = last_sign.or_else(|| before().filter(|_| restarted));
         outages.begin(last_sign, Some(deadline));
         let mut last_notice = String::new();
         loop {

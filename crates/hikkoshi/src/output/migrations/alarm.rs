@@ -65,6 +65,7 @@ mod tests {
         (now.at_ms, now.missing_pages) = (20_300, Some(38_656));
         now.outages = vec![Outage {
             from_ms: 8_000,
+            before_ms: 0,
             to_ms: None,
             until_ms: Some(320_300),
         }];

@@ -431,6 +431,7 @@ pub(super) mod tests {
         assert_eq!(colours(&seen), [Colour::Heading, Colour::Plain]);
         let outage = |to_ms| Outage {
             from_ms: 1,
+            before_ms: 0,
             to_ms,
             until_ms: None,
         };
@@ -544,6 +545,7 @@ pub(super) mod tests {
         let now = seen.state.as_mut().unwrap();
         now.outages = vec![Outage {
             from_ms: 0,
+            before_ms: 0,
             to_ms: None,
             until_ms: None,
         }];

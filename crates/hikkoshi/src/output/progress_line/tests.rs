@@ -31,6 +31,7 @@ fn the_line_fits_into_every_terminal() {
                 assert!(!line.contains('\n') && has_percentage, "{line:?}");
                 state.outages = vec![Outage {
                     from_ms: 0,
+                    before_ms: 0,
                     to_ms: None,
                     until_ms: Some(u64::MAX),
                 }];
@@ -111,6 +112,7 @@ fn an_outage_is_shown_instead_of_a_rate() {
     state.at_ms = 20_300;
     state.outages = vec![Outage {
         from_ms: 8_000,
+        before_ms: 0,
         to_ms: None,
         until_ms: Some(320_300),
     }];

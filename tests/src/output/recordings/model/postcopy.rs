@@ -104,6 +104,7 @@ impl Model<'_> {
         let from_ms = self.at_ms;
         self.outages.push(Outage {
             from_ms,
+            before_ms: 0,
             to_ms: None,
             until_ms: None,
         });

@@ -198,7 +198,7 @@ impl FaultThread {
             fault_counters,
             ..
         } = &*self.shared;
-        let read = installer.requests.now();
+        let read = installer.requests.fault_time();
         while let Some(event) = self.buffer.pop() {
             let hikkoshi_userfault::UserfaultEvent::Fault(fault) = event else {
                 // No other events were registered.
