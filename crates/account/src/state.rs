@@ -144,8 +144,8 @@ pub struct State {
     pub map: Map,
 }
 
-/// Limits of a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Limits of a migration at the source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// How long pre-copy may pause the guest, in milliseconds. `None`: the mode has no such limit.
     pub max_downtime_ms: Option<u64>,

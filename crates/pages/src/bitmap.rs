@@ -18,9 +18,9 @@ use crate::{Page, PageRange, usize_from};
 /// The engine relies on the following: *a thread that wins a page by [`claim`](Self::claim),
 /// [`claim_run`](Self::claim_run) or [`clear_range`](Self::clear_range), or sees it by
 /// [`get`](Self::get), sees everything that the thread which set the bit did before it set the
-/// bit.* The setter releases (`fetch_or`), the winner acquires. Other threads may have changed other
-/// bits of the word in between. This does not break the guarantee, because **every** change of a
-/// shared word is a read-modify-write operation, which continues the release sequence of the
+/// bit.* The setter releases (`fetch_or`), the winner acquires. Other threads may have changed
+/// other bits of the word in between. This does not break the guarantee, because **every** change
+/// of a shared word is a read-modify-write operation, which continues the release sequence of the
 /// setter. A plain store would break it, so there is none.
 ///
 /// Clearing also releases and setting also acquires, so the same holds in the other direction: a

@@ -123,7 +123,11 @@ pub const FAMILIES: &[Family] = &[
         "The limit of the downtime, at the source, if there is one.",
         |out, _, migrations| {
             one(out, migrations, |it| {
-                it.recording.migration.max_downtime_ms.map(milliseconds)
+                it.recording
+                    .migration
+                    .limits
+                    .max_downtime_ms
+                    .map(milliseconds)
             });
         },
     ),

@@ -109,7 +109,7 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     rows.add("Total time", |m| Some(duration_of(m.total_ms()?)));
     rows.add("Guest paused for", |m| Some(m.downtime()?.text()));
     rows.add("Limit of the downtime", |m| {
-        Some(duration_of(m.migration()?.max_downtime_ms?))
+        Some(duration_of(m.migration()?.limits.max_downtime_ms?))
     });
     rows.add("Guest memory", |m| {
         let memory = &m.migration()?.memory;

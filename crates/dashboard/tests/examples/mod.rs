@@ -1,7 +1,7 @@
 //! Migrations for tests, as an engine records them.
 
 use hikkoshi_account::{
-    Bucket, Bytes, Converges, DiskCopy, GuestAt, LatencySummary, Map, Outage, Pages, Phase,
+    Bucket, Bytes, Converges, DiskCopy, GuestAt, LatencySummary, Limits, Map, Outage, Pages, Phase,
     Repeated, Repeats, Round, Side, Stage, State, TimeLeft,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -20,8 +20,10 @@ pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
         peer: "host-b:7000".into(),
         mode: "hybrid".into(),
         started_unix_ms: 1_700_000_000_000 + u64::from(number) * 1000,
-        max_downtime_ms: (side == Side::Source).then_some(300),
-        bandwidth: None,
+        limits: Limits {
+            max_downtime_ms: (side == Side::Source).then_some(300),
+            bandwidth: None,
+        },
         resumed: false,
         memory: Memory {
             pages: cells * cell_pages,

@@ -38,7 +38,7 @@ impl Sampler {
         info: &SessionInfo,
         control: Option<SourceControl>,
     ) -> Self {
-        let max_downtime = info.max_downtime_ms.map(Duration::from_millis);
+        let max_downtime = info.limits.max_downtime_ms.map(Duration::from_millis);
         Self {
             max_downtime: max_downtime.unwrap_or(SourceOptions::default().max_downtime),
             working_set: info.working_set.clone(),
@@ -122,8 +122,7 @@ pub(super) fn migration(live: &Live, info: &SessionInfo) -> Migration {
         peer: live.peer().to_owned(),
         mode: live.mode().to_string(),
         started_unix_ms: started.map_or(0, millis),
-        max_downtime_ms: info.max_downtime_ms,
-        bandwidth: info.bandwidth,
+        limits: info.limits,
         resumed: live.is_resumed(),
         memory: Memory {
             pages: live.layout().pages(),

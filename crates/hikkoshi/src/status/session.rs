@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use error_reporter::Report;
-use hikkoshi_account::{Side, Statistics};
+use hikkoshi_account::{Limits, Side, Statistics};
 use hikkoshi_control::{ControlFolder, ControlServer};
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
@@ -42,10 +42,8 @@ pub(crate) struct SessionInfo {
     pub(crate) guest: String,
     /// The path of its QMP socket, if there is one.
     pub(crate) qmp: Option<PathBuf>,
-    /// The limit of the downtime, where there is one.
-    pub(crate) max_downtime_ms: Option<u64>,
-    /// The limit of background traffic, where there is one.
-    pub(crate) bandwidth: Option<u64>,
+    /// The limits at the beginning: at the source.
+    pub(crate) limits: Limits,
     /// What the guest writes, if that was measured before (`--mode auto`).
     pub(crate) working_set: Option<WorkingSet>,
 }

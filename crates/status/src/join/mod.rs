@@ -108,9 +108,9 @@ impl Continued {
         let state = state.map(|state| continued.state(state));
         let mut migration = later.migration;
         migration.started_unix_ms = earlier.migration.started_unix_ms;
-        let limit = migration.max_downtime_ms;
-        migration.max_downtime_ms = limit.or(earlier.migration.max_downtime_ms);
-        migration.bandwidth = migration.bandwidth.or(earlier.migration.bandwidth);
+        let (limits, before) = (&mut migration.limits, earlier.migration.limits);
+        limits.max_downtime_ms = limits.max_downtime_ms.or(before.max_downtime_ms);
+        limits.bandwidth = limits.bandwidth.or(before.bandwidth);
         for (own, before) in [
             (&mut migration.guest, earlier.migration.guest),
             (&mut migration.peer, earlier.migration.peer),

@@ -1,7 +1,7 @@
 //! Records for tests.
 
 use super::*;
-use hikkoshi_account::{Map, Side};
+use hikkoshi_account::{Limits, Map, Side};
 
 pub(crate) fn migration() -> Migration {
     Migration {
@@ -14,8 +14,10 @@ pub(crate) fn migration() -> Migration {
         peer: "host-b:7000".into(),
         mode: "hybrid".into(),
         started_unix_ms: 1_700_000_000_000,
-        max_downtime_ms: Some(300),
-        bandwidth: None,
+        limits: Limits {
+            max_downtime_ms: Some(300),
+            bandwidth: None,
+        },
         resumed: false,
         memory: Memory {
             pages: 1024,

@@ -1,6 +1,6 @@
 //! What is moved, from where to where.
 
-use hikkoshi_account::{EngineInfo, Side};
+use hikkoshi_account::{EngineInfo, Limits, Side};
 use serde::{Deserialize, Serialize};
 
 /// What is moved, from where to where. Does not change.
@@ -25,11 +25,9 @@ pub struct Migration {
     pub mode: String,
     /// When it began: milliseconds since 1970 (UTC).
     pub started_unix_ms: u64,
-    /// The limit of the downtime at the beginning, in milliseconds, where there is one (source).
-    pub max_downtime_ms: Option<u64>,
-    /// The limit of background traffic at the beginning, in bytes per second, where there is one
-    /// (source).
-    pub bandwidth: Option<u64>,
+    /// The limits at the beginning (source). In JSON, its members are members of the migration.
+    #[serde(flatten)]
+    pub limits: Limits,
     /// Whether this engine resumed a migration that another one had begun.
     pub resumed: bool,
     /// The guest's memory.
@@ -49,8 +47,7 @@ impl Migration {
             peer: String::new(),
             mode: String::new(),
             started_unix_ms: 0,
-            max_downtime_ms: None,
-            bandwidth: None,
+            limits: Limits::default(),
             resumed: false,
             memory: Memory {
                 pages: 0,
@@ -72,8 +69,8 @@ impl Migration {
             peer: self.peer.clone(),
             started_unix_ms: self.started_unix_ms,
             resumed: self.resumed,
-            max_downtime_ms: self.max_downtime_ms,
-            bandwidth: self.bandwidth,
+            max_downtime_ms: self.limits.max_downtime_ms,
+            bandwidth: self.limits.bandwidth,
         }
     }
 }

@@ -108,7 +108,7 @@ fn both_sides_of_a_move_can_be_watched() {
     let (first, states, end) = &source;
     assert_eq!(first.migration.side, Side::Source);
     assert_eq!(first.migration.id, destination.0.migration.id);
-    assert_eq!(first.migration.bandwidth, Some(40_000_000));
+    assert_eq!(first.migration.limits.bandwidth, Some(40_000_000));
     // While it was sent, the number of sent pages grew, and the dirty rate became known.
     let sent = |state: &State| state.map.sent.iter().sum::<u64>();
     let later = states.iter().find(|state| state.rounds.len() == 2);

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_account::Side;
+use hikkoshi_account::{Limits, Side};
 use hikkoshi_engine::{CancelFlag, Mode, migrate};
 use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, KeptRequest, Remote};
@@ -44,8 +44,10 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
             qmp: None,
-            max_downtime_ms: args.convergence.max_downtime,
-            bandwidth: args.bandwidth.and_then(|given| given.limit),
+            limits: Limits {
+                max_downtime_ms: args.convergence.max_downtime,
+                bandwidth: args.bandwidth.and_then(|given| given.limit),
+            },
             working_set: None,
         },
     );

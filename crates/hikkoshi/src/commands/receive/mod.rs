@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_account::Side;
+use hikkoshi_account::{Limits, Side};
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{CancelFlag, receive};
 use hikkoshi_handover::Outcome;
@@ -51,8 +51,7 @@ pub(super) fn receive_guest(args: &Receive, cancel: CancelFlag) -> Result<ExitSt
             side: Side::Destination,
             guest: shown_name::by_options(args),
             qmp: None,
-            max_downtime_ms: None,
-            bandwidth: None,
+            limits: Limits::default(),
             working_set: None,
         },
     );

@@ -117,8 +117,8 @@ fn migration(of: Source<'_>, statistics: Option<&Statistics>) -> Migration {
         migration.guest = named(engine.guest);
         migration.peer = engine.peer;
         migration.started_unix_ms = engine.started_unix_ms;
-        migration.max_downtime_ms = engine.max_downtime_ms;
-        migration.bandwidth = engine.bandwidth;
+        migration.limits.max_downtime_ms = engine.max_downtime_ms;
+        migration.limits.bandwidth = engine.bandwidth;
         migration.resumed = engine.resumed;
     }
     migration

@@ -4,7 +4,9 @@ mod postcopy;
 mod precopy;
 mod state;
 
-use hikkoshi_account::{Bytes, Map, Outage, Pages, Phase, Repeated, Repeats, Round, Side, State};
+use hikkoshi_account::{
+    Bytes, Limits, Map, Outage, Pages, Phase, Repeated, Repeats, Round, Side, State,
+};
 use hikkoshi_status::{Block, GuestRange, Memory, Migration};
 
 use super::{Ending, Latencies, RecordedCase, RecordedMigration, account, end};
@@ -201,8 +203,10 @@ impl<'a> Model<'a> {
             .into(),
             mode: self.case.mode.into(),
             started_unix_ms: if source { BEGAN } else { BEGAN + LATER },
-            max_downtime_ms: source.then_some(300),
-            bandwidth: None,
+            limits: Limits {
+                max_downtime_ms: source.then_some(300),
+                bandwidth: None,
+            },
             resumed: false,
             memory: Memory {
                 pages,
