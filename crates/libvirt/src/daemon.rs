@@ -2,26 +2,16 @@
 //! may also hang, at any time.
 
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_linux::Process;
-use hikkoshi_qemu::qmp::{Client, ConnectError, MonitorAddress};
 use virt::domain::Domain;
 use virt::error::Error;
 
 use crate::DomainError;
 use crate::call::{Call, CallError};
 use crate::connection::{Connection, OPEN_TIMEOUT, PING_TIMEOUT};
-use crate::monitor::serve;
-
-/// How long to wait until a session is open.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long a session may take to begin: the daemon is connected to, and QEMU tells its version.
-const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long one attempt to reach the daemon may take, if there is another one afterwards.
 pub(crate) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -64,7 +54,7 @@ impl OpenDomain {
 }
 
 /// A session that is beginning, of the QEMU with this process ID.
-type Beginning = (u32, Call<Result<UnixStream, DomainError>>);
+pub(crate) type Beginning = (u32, Call<Result<UnixStream, DomainError>>);
 
 /// A domain of a daemon. One connection, kept open, and opened again if the daemon was restarted.
 #[derive(Debug, Clone)]
@@ -126,6 +116,12 @@ impl Daemon {
             open: Mutex::new(None),
             beginning: Mutex::new(None),
         }))
+    }
+
+    /// The session that is beginning, if one is.
+    pub(crate) fn beginning(&self) -> MutexGuard<'_, Option<Beginning>> {
+        let beginning = self.0.beginning.lock();
+        beginning.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<OpenDomain>>> {
@@ -334,58 +330,6 @@ impl Daemon {
             name: self.0.name.clone(),
             uri: self.0.uri.clone(),
             what: format!("opening its monitor: {what}"),
-        }
-    }
-
-    /// Opens a session on the monitor.
-    pub(crate) fn session(
-        &self,
-        monitor: &MonitorAddress,
-        process: &Arc<Process>,
-    ) -> Result<Client, DomainError> {
-        let stream = self.begin_session(monitor, process)?;
-        Ok(Client::over(stream, monitor, Arc::clone(process), TIMEOUT)?)
-    }
-
-    /// Begins a session, or continues to wait for one that was begun. QEMU may be silent for long,
-    /// and its commands through libvirt with it.
-    fn begin_session(
-        &self,
-        monitor: &MonitorAddress,
-        process: &Arc<Process>,
-    ) -> Result<UnixStream, DomainError> {
-        let lock = || {
-            let beginning = self.0.beginning.lock();
-            beginning.unwrap_or_else(PoisonError::into_inner)
-        };
-        let pid = process.pid();
-        loop {
-            let earlier = lock().take().filter(|(of, _)| *of == pid);
-            let is_earlier = earlier.is_some();
-            let (_, begun) = match earlier {
-                Some(earlier) => earlier,
-                None => {
-                    let (daemon, process) = (self.clone(), Arc::clone(process));
-                    let call = Call::start(move || serve::start(&daemon, &process));
-                    (pid, call.map_err(|error| self.not_lent(error.to_string()))?)
-                }
-            };
-            match begun.wait(SESSION_TIMEOUT) {
-                // It may have failed long ago.
-                Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) if is_earlier => {}
-                Ok(begun) => return begun,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(self.not_lent("its thread has ended".to_owned()));
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    *lock() = Some((pid, begun));
-                    return Err(DomainError::Monitor(ConnectError::NoGreeting {
-                        monitor: Box::new(monitor.clone()),
-                        after: SESSION_TIMEOUT,
-                        accepted: false,
-                    }));
-                }
-            }
         }
     }
 }

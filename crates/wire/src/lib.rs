@@ -181,11 +181,11 @@ pub use compatibility::{
     BlockDifferences, BlockNames, MachineMismatch, Mismatch, ProcessorDifferences,
 };
 pub use framing::{
-    ControlError, ControlMessage, DecodeError, EncodeError, Frame, HEADER_LEN, MAX_CONTROL,
-    MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
-    Subject, decode_control, encode_control,
+    ControlError, ControlMessage, DecodeError, EncodeError, Frame, HEADER_LEN, MAX_DISK_BYTES,
+    MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, decode_control,
+    encode_control,
 };
-pub use limits::Limits;
+pub use limits::{Limits, MAX_CONTROL, MAX_OFFER};
 pub use messages::{
     AuxiliaryBlock, Backing, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, Disk, DiskImage, DiskKind, DiskPlan, Domain,
@@ -195,8 +195,8 @@ pub use messages::{
     MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_SNAPSHOTS, MAX_TEXT,
     MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, OutsideLayout,
     PROBE_PAGES, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
-    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
-    Topology,
+    Processors, RequestSummary, SourceStage, StageSummary, Subject, ThreadFaults, ToDestination,
+    ToSource, Topology,
 };
 pub use negotiation::{
     CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role, Versions,

@@ -2,7 +2,14 @@
 
 use hikkoshi_pages::RamLayout;
 
-use crate::framing::{MAX_CONTROL, MAX_OFFER};
+/// The longest encoded control message about a guest whose layout both sides
+/// know, in bytes: 1 MiB.
+pub const MAX_CONTROL: usize = 1 << 20;
+
+/// The longest encoded control message before that, in bytes: 4 MiB. It is the
+/// offer of a guest with a thousand disks and hundreds of processors, or of a
+/// domain with a hundred snapshots.
+pub const MAX_OFFER: usize = 4 << 20;
 
 /// What a frame may refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

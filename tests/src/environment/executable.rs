@@ -1,13 +1,32 @@
-//! Files that a test makes and executes.
+//! The program under test, and files that a test makes and executes.
 //!
-//! They are written by another process: a child that another test starts at this moment would
+//! Those are written by another process: a child that another test starts at this moment would
 //! inherit a descriptor that is open for writing, and until it executes its own program, the file
 //! could not be executed (`ETXTBSY`, execve(2)).
 
-use crate::programs::program::hikkoshi;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+/// The release build of `hikkoshi`: `$HIKKOSHI_BIN`, or the one in this build's target folder.
+///
+/// # Panics
+/// When there is none.
+pub fn hikkoshi() -> PathBuf {
+    if let Some(path) = std::env::var_os("HIKKOSHI_BIN") {
+        return path.into();
+    }
+    // …/target/debug/deps/test → …/target/release/hikkoshi
+    let test = std::env::current_exe().unwrap();
+    let target = test.ancestors().nth(3).unwrap();
+    let path = target.join("release/hikkoshi");
+    assert!(
+        path.exists(),
+        "{} is not there; run `cargo build --release --package hikkoshi` first, or set HIKKOSHI_BIN",
+        path.display()
+    );
+    path
+}
 
 /// Copies the program under test.
 ///

@@ -5,7 +5,6 @@ pub(crate) mod executable;
 pub(crate) mod free_huge_pages;
 pub(crate) mod kernel_feature;
 pub(crate) mod kvm;
-pub(crate) mod libvirt_host;
 pub(crate) mod log;
 pub(crate) mod test_env;
 pub(crate) mod unique_address;

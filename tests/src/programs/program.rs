@@ -1,33 +1,13 @@
 //! The program under test, as a process.
 
-use crate::{LONG, Terminal, eventually};
+use crate::{LONG, Terminal, eventually, hikkoshi};
 use error_reporter::Report;
 use hikkoshi_lab::{Output, RunningProgram, StandardError, never_retried};
 use rustix::process::Signal;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-
-/// The release build of `hikkoshi`: `$HIKKOSHI_BIN`, or the one in this build's target folder.
-///
-/// # Panics
-/// When there is none.
-pub fn hikkoshi() -> PathBuf {
-    if let Some(path) = std::env::var_os("HIKKOSHI_BIN") {
-        return path.into();
-    }
-    // …/target/debug/deps/test → …/target/release/hikkoshi
-    let test = std::env::current_exe().unwrap();
-    let target = test.ancestors().nth(3).unwrap();
-    let path = target.join("release/hikkoshi");
-    assert!(
-        path.exists(),
-        "{} is not there; run `cargo build --release --package hikkoshi` first, or set HIKKOSHI_BIN",
-        path.display()
-    );
-    path
-}
 
 /// How a program exited, and its output.
 #[derive(Clone, Debug)]

@@ -10,4 +10,5 @@ pub(crate) mod events;
 pub(crate) mod own_socket;
 mod qmp;
 mod received;
-pub(crate) mod serve;
+mod serve;
+mod session;

@@ -23,15 +23,6 @@ use crate::limits::Limits;
 /// The length of a frame header in bytes.
 pub const HEADER_LEN: usize = 24;
 
-/// The longest encoded control message about a guest whose layout both sides
-/// know, in bytes: 1 MiB.
-pub const MAX_CONTROL: usize = 1 << 20;
-
-/// The longest encoded control message before that, in bytes: 4 MiB. It is the
-/// offer of a guest with a thousand disks and hundreds of processors, or of a
-/// domain with a hundred snapshots.
-pub const MAX_OFFER: usize = 4 << 20;
-
 /// The most bytes in one frame of a disk's link: 256 KiB.
 pub const MAX_DISK_BYTES: usize = 256 << 10;
 
@@ -336,6 +327,7 @@ pub enum DecodeError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::MAX_CONTROL;
 
     const LIMITS: Limits = Limits { pages: 1 << 20 };
 

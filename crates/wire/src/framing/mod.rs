@@ -5,10 +5,10 @@ mod fields;
 mod frame;
 
 pub use control_codec::{
-    ControlError, ControlMessage, EncodeError, Subject, decode_control, encode_control,
+    ControlError, ControlMessage, EncodeError, decode_control, encode_control,
 };
 pub(crate) use fields::{field, put};
 pub use frame::{
-    DecodeError, Frame, HEADER_LEN, MAX_CONTROL, MAX_DISK_BYTES, MAX_OFFER, MAX_PAGES_PER_FRAME,
-    MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
+    DecodeError, Frame, HEADER_LEN, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    MAX_PAGES_PER_ZEROS,
 };

@@ -18,6 +18,7 @@ mod offer;
 mod page_ranges;
 mod processors;
 mod stage;
+mod subject;
 
 use bounded::{Bytes, List, Reason};
 
@@ -42,6 +43,7 @@ pub use processors::{
     Processors, Topology,
 };
 pub use stage::{DestinationStage, SourceStage};
+pub use subject::Subject;
 
 /// The most background links of one migration. A host has too few spare cores
 /// to feed more, and each takes a thread and a buffer.

@@ -7,7 +7,7 @@ use super::domain::Domain;
 use super::guest::GuestDescription;
 use super::machine::Machine;
 use super::processors::Processors;
-use crate::framing::Subject;
+use super::subject::Subject;
 
 /// A guest that a source offers, or asks about: everything that the destination compares, and what
 /// it needs to create a machine for the guest.

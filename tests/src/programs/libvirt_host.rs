@@ -5,7 +5,7 @@ use std::process::Command;
 
 use hikkoshi_lab::libvirt::LibvirtVersion;
 
-use crate::programs::program::Exit;
+use crate::Exit;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/lab/libvirt/host.sh");
 const BUILD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");
