@@ -42,7 +42,7 @@ guest-debian: guest ## make a whole Debian guest
 	@setup/setup.sh debian
 
 .PHONY: guest-images
-guest-images: guest-debian ## make everything that `make test` boots
+guest-images: guest ## make everything that `make test` boots
 	@setup/setup.sh ovmf libvirt-12.9
 
 # Only the matrix and the laboratory's own tests of devices need these.
@@ -256,10 +256,16 @@ test-ept: setup ## second-stage tables: all tests but the models, also under the
 
 # loom replaces the atomics in every crate. A separate folder keeps both builds.
 .PHONY: test-loom
-test-loom: setup ## loom models: page bitmap, second-stage tables, state shared by the engine's threads
+test-loom: test-loom-product test-loom-ept ## loom models: page bitmap, state shared by the engine's threads, second-stage tables
+
+.PHONY: test-loom-product
+test-loom-product: setup
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-pages --lib --tests
-	cd ept && CARGO_TARGET_DIR=../target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-ept --lib --tests
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-engine --package hikkoshi-link --lib -- model
+
+.PHONY: test-loom-ept
+test-loom-ept: setup
+	cd ept && CARGO_TARGET_DIR=../target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-ept --lib --tests
 
 .PHONY: test-guests
 test-guests: guest-images browser ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
@@ -270,7 +276,7 @@ test-guests: guest-images browser ## the laboratory's own tests, and real guests
 # and a few quick tests are part of `make test`.
 # CI: what cannot be tested is an error.
 .PHONY: test-libvirt
-test-libvirt: guest-images openssh ## domains of libvirt: their monitors, `check`, and moves between two daemons
+test-libvirt: guest-images guest-debian openssh ## domains of libvirt: their monitors, `check`, and moves between two daemons
 	setup/setup.sh libvirt-11.3 libvirt-12.9
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
@@ -352,7 +358,7 @@ direct-io: guest ## move guests that read their disk by direct I/O, in every mod
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored direct_io::
 
 .PHONY: test
-test: lint ## lint, unit tests, loom models, and a sample of the tests with real guests
+test: lint ## lint, unit tests, the product's loom models, and a sample of the tests with real guests
 	@.ci/test.sh
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done

@@ -3,8 +3,9 @@
 #
 # Most tests of the crates wait for a peer or a timeout. Four groups of them run at once
 # (.ci/test-group.sh). At the same time, with low priority, the guests for the last group are made,
-# and then the loom models are checked. The tests that move real guests are the last group, because
-# each guest keeps a processor busy.
+# and then the product's loom models are checked (`make test-loom` also checks those of the
+# second-stage tables). The tests that move real guests are the last group, because each guest keeps
+# a processor busy.
 #
 # They run the program that was built with the tests: what does something for each page is
 # optimized, arithmetic is checked, and a second build of everything would take minutes.
@@ -67,13 +68,15 @@ stop_if_failed() {
 # What the tests with guests need.
 guest_images() {
     renice --priority 19 --pid "$BASHPID" >/dev/null
+    # All at once, so that the package lists are read once.
+    setup/setup.sh ovmf libvirt-12.9 chromium prometheus
     make --no-print-directory guest-images browser
 }
 
 loom() {
     chrt --idle --pid 0 "$BASHPID"
     tail --pid "${parts[guest_images]}" -f /dev/null
-    make --no-print-directory test-loom
+    make --no-print-directory test-loom-product
 }
 
 # Runs one group. Cargo is always called for the whole workspace: for another selection of packages,

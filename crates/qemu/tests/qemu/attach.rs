@@ -6,7 +6,7 @@ use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_lab::{HugePageSize, HugePages};
 use hikkoshi_pages::{GuestRange, RamBlock};
 
-use crate::support::{Mounted, Qemu, RamPath, eventually, options, usual, with_each};
+use crate::support::{FIRMWARE, Mounted, Qemu, RamPath, eventually, options, usual, with_each};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -76,7 +76,7 @@ fn the_guest_addresses_do_not_depend_on_the_guests_state() {
     with_each(|program| {
         // After reset, and after the firmware has changed the memory map.
         let fresh = Qemu::usual(program, "-S -vga std");
-        let used = Qemu::usual(program, "-vga std");
+        let used = Qemu::usual(program, &format!("-vga std {FIRMWARE}"));
         eventually("the firmware write-protects its copy", || {
             let view = used.human("info mtree -f");
             view.contains("rom): ram")

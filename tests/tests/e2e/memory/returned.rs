@@ -107,6 +107,7 @@ fn a_file_on_a_disk() {
 
 /// No kernel reports what is left of such pages: the dirty log looks for it.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn huge_pages() {
     let (size, share) = (HugePageSize::Mib2, true);
     let huge = RamBackend::Hugetlbfs { size, share };

@@ -24,6 +24,7 @@ fn a_paused_guest_stays_paused() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn a_paused_guest_stays_paused_after_a_failed_migration() {
     let env = TestEnv::new();
     let workload = Workload::verify(32).rate(5000).option("every_ms", 200);

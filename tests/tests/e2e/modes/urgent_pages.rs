@@ -336,6 +336,7 @@ fn urgent_threads_have_priority_over_background_threads() {
 
 /// Huge pages are rebuilt while the guest runs.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn huge_pages_rebuilt_afterwards() {
     let env = TestEnv::new();
     let workload = Workload::verify(64)

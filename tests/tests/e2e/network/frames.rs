@@ -254,6 +254,7 @@ fn no_datagram_is_lost_if_the_engines_are_outside_of_the_network_namespaces() {
 
 /// A device's namespace is asked from the device: QEMU's has none of that name.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn no_datagram_is_lost_on_a_device_that_was_passed_to_qemu_from_another_namespace() {
     let network = GuestNetwork::new().unwrap();
     let setup = Setup {
@@ -447,6 +448,7 @@ const WITHOUT_TAP: [(&str, &str); 3] = [
 ];
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn frames_of_cards_without_a_tap_device_are_not_kept() {
     let network = GuestNetwork::new().unwrap();
     let setup = Setup::two_clients(&network);

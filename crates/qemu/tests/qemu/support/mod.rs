@@ -157,6 +157,9 @@ pub(crate) fn usual(mib: u32, ram: &RamPath) -> Vec<String> {
     ))
 }
 
+/// An option for a guest that executes QEMU's own firmware, and so writes to its memory.
+pub(crate) const FIRMWARE: &str = "-bios bios-256k.bin";
+
 /// Splits a line of options at blanks.
 pub(crate) fn options(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
@@ -187,15 +190,33 @@ impl Qemu {
         let ram = RamPath::new();
         let mut all = usual(32, &ram);
         all.extend(options(more));
-        Some(Self::start_under(program, accelerator, ram, &all))
+        Some(Self::start_halting(program, accelerator, ram, &all))
     }
 
-    /// Starts QEMU with just these options (and a QMP socket).
+    /// Starts QEMU with just these options (and a QMP socket). Its guest only halts.
     pub(crate) fn start(program: &Program, ram: RamPath, options: &[String]) -> Self {
-        Self::start_under(program, &accelerator(), ram, options)
+        Self::start_halting(program, &accelerator(), ram, options)
     }
 
-    /// Starts QEMU under this accelerator with just these options.
+    /// The guest runs, but uses no processor time: its firmware consists of HLT instructions.
+    fn start_halting(
+        program: &Program,
+        accelerator: &str,
+        ram: RamPath,
+        options: &[String],
+    ) -> Self {
+        const HLT: u8 = 0xf4;
+        let folder = tempfile::tempdir().unwrap();
+        let firmware = folder.path().join("firmware");
+        std::fs::write(&firmware, [HLT; 64 << 10]).unwrap();
+        let mut all = vec!["-bios".to_owned(), firmware.display().to_string()];
+        // QEMU takes the last one.
+        all.extend_from_slice(options);
+        Self::start_in(folder, program, accelerator, ram, &all)
+    }
+
+    /// Starts QEMU under this accelerator with just these options; its guest executes QEMU's
+    /// firmware.
     pub(crate) fn start_under(
         program: &Program,
         accelerator: &str,
@@ -203,6 +224,16 @@ impl Qemu {
         options: &[String],
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        Self::start_in(folder, program, accelerator, ram, options)
+    }
+
+    fn start_in(
+        folder: TempDir,
+        program: &Program,
+        accelerator: &str,
+        ram: RamPath,
+        options: &[String],
+    ) -> Self {
         let errors = File::create(folder.path().join("stderr")).unwrap();
         // A guest that runs would keep QEMU busy when it has started.
         let waits = ["-S", "-incoming"].map(str::to_owned);

@@ -5,7 +5,7 @@ use hikkoshi_engine::{SourceGuest, SourceProcess};
 use hikkoshi_qemu::QemuSource;
 use serde_json::json;
 
-use crate::support::{Qemu, RamPath, monitor, options, with_each};
+use crate::support::{FIRMWARE, Qemu, RamPath, monitor, options, with_each};
 
 use super::{image, save, source};
 
@@ -18,7 +18,7 @@ fn a_qemu_that_exits_after_the_handover_keeps_its_ram_file() {
             let ram = RamPath::new();
             let line = format!(
                 "-m 32 -object memory-backend-file,id=ram,size=32M,mem-path={},share=on,\
-                 discard-data=on -machine q35,memory-backend=ram",
+                 discard-data=on -machine q35,memory-backend=ram {FIRMWARE}",
                 ram.as_str()
             );
             let mut qemu = Qemu::start(program, ram, &options(&line));
