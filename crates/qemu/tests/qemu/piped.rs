@@ -23,7 +23,7 @@ use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use serde_json::json;
 
-use crate::support::{Program, Qemu, device_state, eventually, with_each};
+use crate::support::{FIRMWARE, Program, Qemu, device_state, eventually, with_each};
 
 /// Runs the guest when QEMU has loaded the stream, as libvirt does.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl MachineOwner for Pausing {
 }
 
 fn source(program: &Program) -> Qemu {
-    Qemu::usual(program, "-vga std -smp 2")
+    Qemu::usual(program, &format!("-vga std -smp 2 {FIRMWARE}"))
 }
 
 /// A QEMU that reads its incoming stream from a pipe.
@@ -140,7 +140,8 @@ impl Destination {
 
     /// `helped`: a helper as libvirt's is between the pipe and QEMU.
     fn start_with(program: &Program, helped: bool) -> Self {
-        let qemu = Qemu::usual(program, "-vga std -smp 2 -S -incoming defer");
+        let line = format!("-vga std -smp 2 -S -incoming defer {FIRMWARE}");
+        let qemu = Qemu::usual(program, &line);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         StreamPipe::make(&path).unwrap();

@@ -3,7 +3,7 @@
 use hikkoshi_engine::SourceGuest;
 use serde_json::json;
 
-use crate::support::{FIRMWARE, device_state, eventually, with_each};
+use crate::support::{device_state, eventually, with_each};
 
 use super::source;
 
@@ -38,7 +38,7 @@ fn the_dirty_log_sees_the_guests_writes() {
         // The firmware starts when the log has been started. It would also write after a reset,
         // but a reset while it still runs can stop the guest for good (`internal-error`), without
         // any log: under KVM with QEMU 10.0, 10 of 20 resets did so 150 ms after QEMU's start.
-        let from = source(program, &format!("-S {FIRMWARE}"));
+        let from = source(program, "-S");
         let before = from.traces();
         let mut guest = from.source();
         let log = guest.start_dirty_log().unwrap();

@@ -15,10 +15,10 @@ use hikkoshi_memory::RamWriter;
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
 
-use crate::support::{Program, Qemu, RamPath, device_state, with_each};
+use crate::support::{FIRMWARE, Program, Qemu, RamPath, device_state, with_each};
 
 fn source(program: &Program, more: &str) -> Qemu {
-    Qemu::usual(program, &format!("-vga std -smp 2 {more}"))
+    Qemu::usual(program, &format!("-vga std -smp 2 {FIRMWARE} {more}"))
 }
 
 fn destination(program: &Program, more: &str) -> Qemu {
@@ -103,7 +103,10 @@ fn signal(pid: u32, signal: rustix::process::Signal) {
 #[test]
 fn a_device_state_with_a_lot_of_video_memory() {
     with_each(|program| {
-        let from = Qemu::usual(program, "-device VGA,vgamem_mb=64 -smp 2");
+        let from = Qemu::usual(
+            program,
+            &format!("-device VGA,vgamem_mb=64 -smp 2 {FIRMWARE}"),
+        );
         let mut guest = from.source();
         for _ in 0..2 {
             let state = save(&mut guest);
