@@ -4,7 +4,6 @@
 mod certificates;
 mod invitations;
 mod own_certificates;
-mod record_cost;
 mod records;
 
 use std::io::{self, Read, Write};
