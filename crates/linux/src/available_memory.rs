@@ -223,6 +223,7 @@ fn size_name(page: u64) -> String {
 mod tests {
     use super::*;
     use crate::cgroups::tests::cgroup;
+    use std::path::Path;
 
     fn available(unified: bool, files: &[(&str, &str)], swap: u64) -> Option<(u64, String)> {
         let (_folder, cgroup) = cgroup(unified, files);
@@ -312,6 +313,64 @@ mod tests {
         limited.counts_huge_pages = true;
         let found = memory_limit_of_huge_pages(&limited).unwrap();
         assert_eq!((found.available, &*found.file), (100, "memory.max"));
+    }
+
+    /// A real cgroup of version 2 whose limit of huge pages is read for a process in it. Not
+    /// tested where the host has no such controller. Limits of memory and swap of version 2 are
+    /// tested with files: hosts of these tests have that controller in version 1.
+    #[test]
+    fn a_limit_of_huge_pages_of_a_real_cgroup() {
+        let unified = Path::new("/sys/fs/cgroup/unified");
+        let controllers = std::fs::read_to_string(unified.join("cgroup.controllers"));
+        let may = rustix::process::geteuid().is_root();
+        if !may || !controllers.is_ok_and(|all| all.split_whitespace().any(|it| it == "hugetlb")) {
+            eprintln!(
+                "NOT TESTED: no controller of huge pages in {}",
+                unified.display()
+            );
+            return;
+        }
+        std::fs::write(unified.join("cgroup.subtree_control"), "+hugetlb").unwrap();
+        let folder = unified.join(format!("hikkoshi-test-{}", std::process::id()));
+        let inner = folder.join("inner");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("cgroup.subtree_control"), "+hugetlb").unwrap();
+        std::fs::create_dir(&inner).unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        std::fs::write(inner.join("cgroup.procs"), child.id().to_string()).unwrap();
+        let process = Process::open(child.id()).unwrap();
+        let limit = |reserved| huge_pages_available(&process, 2 << 20, reserved).unwrap();
+        let found = limit(true);
+        std::fs::write(inner.join("hugetlb.2MB.max"), "6M").unwrap();
+        std::fs::write(folder.join("hugetlb.2MB.rsvd.max"), "4M").unwrap();
+        let limited = [limit(true), limit(false)];
+        std::fs::write(inner.join("hugetlb.2MB.max"), "max").unwrap();
+        let removed = limit(true);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The kernel notices the end a moment later.
+        while let Err(error) = std::fs::remove_dir(&inner) {
+            assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+            std::thread::yield_now();
+        }
+        std::fs::remove_dir(&folder).unwrap();
+        // Where `memory.max` says `max`, this controller says the largest number of whole pages.
+        for none in [found, removed].into_iter().flatten() {
+            assert!(none.available > 1 << 62, "without a limit: {none:?}");
+        }
+        let of = |available, cgroup: &Path, file: &str| {
+            Some(CgroupLimit {
+                available,
+                cgroup: cgroup.into(),
+                file: file.into(),
+            })
+        };
+        let own = of(6 << 20, &inner, "hugetlb.2MB.max");
+        let above = of(4 << 20, &folder, "hugetlb.2MB.rsvd.max");
+        assert_eq!(limited, [own, above]);
     }
 
     #[test]
