@@ -218,7 +218,7 @@ pub(super) fn convergence(moves: &[Moved]) -> Table {
 }
 
 /// How good the time left was that each move has reported while it ran, for each line: a state
-/// whose true value was between the ends is in the range.
+/// whose true value was between the ends is in the range. A range without a high end is not a hit.
 pub(super) fn time_left(moves: &[Moved]) -> Table {
     let mut lines: BTreeMap<String, Vec<TimeLeft>> = BTreeMap::new();
     for moved in moves.iter().filter(|moved| moved.account.is_some()) {
@@ -246,6 +246,8 @@ pub(super) fn time_left(moves: &[Moved]) -> Table {
             known.to_string(),
             inside.to_string(),
             value(part),
+            sum(|it| it.open).to_string(),
+            sum(|it| it.open_below).to_string(),
             good.count().to_string(),
             value(quantile(&errors, 0.5).map(|error| error * 100.0)),
         ]
@@ -260,6 +262,8 @@ pub(super) fn time_left(moves: &[Moved]) -> Table {
             "known",
             "in the range",
             "%",
+            "without a high end",
+            "of these below the low one",
             "moves with 90 %",
             "likely: median error %",
         ],
@@ -273,7 +277,12 @@ struct TimeLeft {
     states: usize,
     /// In which it was reported.
     known: usize,
+    /// Between both ends.
     inside: usize,
+    /// The range had no upper end: no hit, whatever came.
+    open: usize,
+    /// Those whose true value was below the lower end.
+    open_below: usize,
     /// Of the likely value, where the true one is half a second or more.
     errors: Vec<f64>,
 }
@@ -293,8 +302,13 @@ impl TimeLeft {
                 continue;
             };
             all.known += 1;
-            let is_inside = left.low_s <= truth && left.high_s.is_none_or(|high| truth <= high);
-            all.inside += usize::from(is_inside);
+            match left.high_s {
+                Some(high) => all.inside += usize::from((left.low_s..=high).contains(&truth)),
+                None => {
+                    all.open += 1;
+                    all.open_below += usize::from(truth < left.low_s);
+                }
+            }
             if truth >= 0.5 {
                 all.errors.push((left.likely_s / truth - 1.0).abs());
             }
@@ -452,12 +466,13 @@ mod tests {
             failure: None,
         };
         let all = TimeLeft::of_move(&moved);
-        assert_eq!((all.states, all.known, all.inside), (5, 4, 2));
+        assert_eq!((all.states, all.known, all.inside), (5, 4, 1));
+        assert_eq!((all.open, all.open_below), (2, 1));
         assert!(all.errors.iter().all(|error| (error - 0.5).abs() < 1e-9));
         let row = time_left(&[moved]).lines.remove(0);
         assert_eq!(
-            row[..6],
-            ["1gbit", "1", "5", "4", "2", "50.0"].map(str::to_owned)
+            row[..8],
+            ["1gbit", "1", "5", "4", "1", "25.0", "2", "1"].map(str::to_owned)
         );
     }
 
