@@ -7,6 +7,8 @@ mod in_progress;
 mod obstacles;
 mod privileges;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -311,4 +313,34 @@ fn asynchronous_page_faults() {
         let advice = "add kvm-asyncpf-int=on to -cpu in the command lines of both QEMUs";
         assert!(text.contains(advice), "{text}");
     }
+}
+
+/// QEMU is looked at several times.
+#[test]
+fn a_warning_comes_once() {
+    let env = TestEnv::new();
+    let guest = Guest::start(&env, idle_guest());
+    let file = &guest.vm().ram_files()[0];
+    for folder in file.ancestors().skip(1) {
+        let mode = folder.metadata().unwrap().permissions().mode();
+        if mode & 0o001 == 0 {
+            std::fs::set_permissions(folder, Permissions::from_mode(mode | 0o001)).unwrap();
+        }
+    }
+    let warning = format!(
+        "other users of this host can read the guest's memory: its file {}",
+        file.display()
+    );
+    let times = |text: &str| text.matches(&warning).count();
+    let qmp = guest.vm().qmp_path();
+    let text = run(qmp, 0, &[]);
+    assert_eq!(times(&text), 1, "{text}");
+    let mut migrate = Command::new(hikkoshi());
+    migrate
+        .args(["migrate", &unique_address(), "--qmp"])
+        .arg(qmp);
+    migrate.arg("--journal").arg(env.folder().join("journal"));
+    let exit = Program::start("migrate", migrate).wait();
+    exit.assert(1, &["connecting to"]);
+    assert_eq!(times(&exit.stderr), 1, "{exit:?}");
 }
