@@ -315,7 +315,7 @@ fn killed_engines_are_listed_and_the_next_ones_report_the_whole_migration() {
         assert!(report.total_ms >= GAP.as_secs_f64() * 1e3, "{report:?}");
         assert!(report.total_ms > downtime, "{report:?}");
         assert!(ended.stdout.contains("\n  resumed      "), "{ended:?}");
-        // From what the killed engine has seen last. This page is the guest's next one, if no other.
+        // From what the killed engine has seen last.
         let outage = report.outages[0];
         assert!(Duration::from_millis(outage.before_ms) >= GAP, "{report:?}");
         assert!(outage.lasted_ms() >= Some(outage.before_ms), "{report:?}");
