@@ -30,6 +30,7 @@ fn a_domain_is_moved_in_all_modes() {
         let how = How::Hikkoshi(mode, &[]);
         let report = served.assert_moved(how, EVENTS).unwrap();
         let frames = report.frames.unwrap();
+        log(format!("{mode}: {frames:?}"));
         assert_eq!(frames.kept, frames.delivered, "{frames:?}");
         assert_eq!(frames.dropped, 0, "{frames:?}");
     }
