@@ -45,8 +45,13 @@ pub struct Outage {
 impl Outage {
     /// How long it lasted, in milliseconds. `None`: it lasts.
     pub fn lasted_ms(&self) -> Option<u64> {
-        let own = self.to_ms?.saturating_sub(self.from_ms);
-        Some(own.saturating_add(self.before_ms))
+        self.to_ms.map(|to| self.lasts_ms(to))
+    }
+
+    /// How long it lasted, in milliseconds; if it lasts, how long until `at_ms`.
+    pub fn lasts_ms(&self, at_ms: u64) -> u64 {
+        let own = self.to_ms.unwrap_or(at_ms).saturating_sub(self.from_ms);
+        own.saturating_add(self.before_ms)
     }
 }
 

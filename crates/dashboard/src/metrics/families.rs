@@ -353,9 +353,7 @@ pub const FAMILIES: &[Family] = &[
          the source an acknowledgement); 0 while they are up.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
-                let lasted = state
-                    .outage()
-                    .map(|outage| state.at_ms.saturating_sub(outage.from_ms));
+                let lasted = state.outage().map(|outage| outage.lasts_ms(state.at_ms));
                 Some(milliseconds(lasted.unwrap_or(0)))
             });
         },

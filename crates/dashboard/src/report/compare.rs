@@ -216,7 +216,7 @@ fn outages(migration: &BothSides<'_>) -> Option<String> {
     let end = migration.last_ms().unwrap_or(0);
     let total: u64 = outages
         .iter()
-        .map(|outage| outage.to_ms.unwrap_or(end).saturating_sub(outage.from_ms))
+        .map(|outage| outage.lasts_ms(end))
         .fold(0, u64::saturating_add);
     Some(match outages.len() {
         0 => "none".to_owned(),

@@ -274,8 +274,7 @@ fn outages(migration: &BothSides<'_>) -> Option<String> {
     let mut table = Table::new("Times without links after the handover", &columns);
     for outage in outages {
         let up = outage.to_ms.map_or("not yet".to_owned(), elapsed);
-        let took = outage.to_ms.map(|to| to.saturating_sub(outage.from_ms));
-        let took = took.map_or(NONE.to_owned(), duration_of);
+        let took = outage.lasted_ms().map_or(NONE.to_owned(), duration_of);
         table.row(&[elapsed(outage.from_ms), up, took]);
     }
     Some(table.finish())

@@ -190,7 +190,7 @@ fn bar(of: &Progress, columns: usize) -> String {
 /// The phase, for people.
 pub(super) fn phase(state: &State) -> String {
     if let Some(outage) = state.outage() {
-        let lasted = Duration::from_millis(state.at_ms.saturating_sub(outage.from_ms));
+        let lasted = Duration::from_millis(outage.lasts_ms(state.at_ms));
         return format!("NO LINK for {}", seconds(lasted));
     }
     match state.phase {

@@ -120,8 +120,8 @@ hikkoshi.views.summary = (() => {
     migration.outage ? `✕ No link (${migration.phase.toLowerCase()})` : migration.phase;
 
   /** Since when there are no links, until when they are tried to be replaced, and what the guest waits for. */
-  const outageText = ({ from_ms: from, until_ms: until, state, side }) => {
-    const lasted = `No link for ${format.duration(Math.max(state.at_ms - from, 0))}`;
+  const outageText = ({ from_ms: from, before_ms: before = 0, until_ms: until, state, side }) => {
+    const lasted = `No link for ${format.duration(Math.max(state.at_ms - from + before, 0))}`;
     const retries = (until ?? null) === null ? ", waiting without a limit" : `, tried for ${format.duration(Math.max(until - state.at_ms, 0))} more`;
     return `${lasted}${retries}. ${waits(state, side)}`;
   };

@@ -37,7 +37,7 @@ pub(super) fn no_links(seen: &Seen, state: &State, outage: &Outage) -> String {
         (_, peer) => peer.to_owned(),
     };
     let since = |ms: u64| seconds(Duration::from_millis(ms));
-    let lasted = since(state.at_ms.saturating_sub(outage.from_ms));
+    let lasted = since(outage.lasts_ms(state.at_ms));
     let until = match outage.until_ms {
         Some(until) => format!(
             "tried for {} more",

@@ -129,6 +129,9 @@ fn an_outage_is_shown_instead_of_a_rate() {
         narrow,
         "NO LINK for 12.3 s  63% the guest waits for 3 pages"
     );
+    // It began while the engine ran that this one replaces.
+    (state.outages[0].from_ms, state.outages[0].before_ms) = (0, 4_000);
+    assert!(line(&state, 60).starts_with("NO LINK for 24.3 s"));
 }
 
 /// Only the destination knows whether it was told to run the guest.
