@@ -204,6 +204,9 @@ demo-programs:
 SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git \) -prune \
     -o -type f -size -64k -exec awk 'FNR == 1 && /^\#!.*sh/ { print FILENAME } { nextfile }' {} +)
 
+# Nothing is linked, so libFuzzer is not built. Dependencies were checked with the workspace's.
+FUZZ_LINT := CUSTOM_LIBFUZZER_PATH=/not-linked/libfuzzer.a CARGO_TARGET_DIR=../target
+
 # What needs nothing of `make setup` is checked while that downloads. rustdoc has clippy's features,
 # so that cargo checks the dependencies once for both.
 .PHONY: lint
@@ -211,6 +214,7 @@ lint: ## formatting, clippy, rustdoc, shell scripts and documents; warnings are 
 	@setup/setup.sh tools
 	@$(MAKE) --no-print-directory --jobs=2 setup lint-without-setup
 	$(WITH_LIBVIRT) cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	cd fuzz && $(FUZZ_LINT) cargo clippy --quiet --locked -- -D warnings
 	$(WITH_LIBVIRT) RUSTDOCFLAGS="-D warnings" \
 	    cargo doc --quiet --locked --no-deps --workspace --all-features --document-private-items
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
@@ -221,7 +225,6 @@ lint-without-setup: check-docs
 	.ci/check-ignored.sh
 	cargo fmt --all --check
 	cd fuzz && cargo fmt --check
-	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings
 	cd ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
 	cd ept && cargo fmt --all --check && $(EPT) cargo clippy --locked --workspace --all-targets -- -D warnings
 	cd guest/nano && cargo fmt --check && CARGO_TARGET_DIR=../../target/nano cargo clippy --locked --release -- -D warnings
@@ -341,7 +344,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	HIKKOSHI_QEMU_VERSIONS=all cargo test --locked --package hikkoshi-qemu --test qemu -- --include-ignored --test-threads=1
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: memory::returned:: memory::swapped:: modes::monitor_reads:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests:: log_ranges:: network::passt:: untested_qemu::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: memory::returned:: memory::swapped:: memory::transparent_huge_pages:: modes::monitor_reads:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests:: log_ranges:: network::passt:: untested_qemu::
 	@cat $(BUILD)/matrix.md
 
 # Emulated machines: minutes for each kernel.

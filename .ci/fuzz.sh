@@ -14,7 +14,7 @@ seconds=${1:-60}
 at_once=${2:-1}
 host=x86_64-unknown-linux-gnu
 export CARGO_TARGET_DIR=$PWD/target/fuzz
-export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks \
 -Ccodegen-units=1"

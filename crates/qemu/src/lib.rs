@@ -122,7 +122,7 @@ mod command_line;
 mod destination;
 mod device_tree;
 mod disks;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_parts;

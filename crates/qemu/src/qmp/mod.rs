@@ -40,7 +40,7 @@ mod starting;
 mod tests;
 
 /// What the fuzz targets test.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing {
     pub(crate) use super::lines::{Lines, MAX_LINE};
     pub(crate) use super::message::Message;

@@ -76,6 +76,7 @@ fn certificate_traffic_is_encrypted() {
 
 /// Shows that the tests above would detect unencrypted pages.
 #[test]
+#[ignore = "one of its kind runs in CI: make test-ssh"]
 fn plaintext_traffic_shows_pages() {
     let env = TestEnv::new();
     let captured = capture_migration(

@@ -58,12 +58,13 @@ fn migrate_by_all_modes(backend: RamBackend) {
 }
 
 #[test]
-#[ignore = "one of its kind runs in CI: make matrix"]
+#[ignore = "long: make matrix"]
 fn a_swapped_file() {
     migrate_by_all_modes(RamBackend::File { share: true });
 }
 
 #[test]
+#[ignore = "long: make matrix"]
 fn swapped_private_memory() {
     migrate_by_all_modes(RamBackend::Anonymous);
 }

@@ -19,6 +19,7 @@ fn huge_bytes(guest: &Guest<'_>) -> u64 {
 }
 
 #[test]
+#[ignore = "long: make matrix"]
 fn private_memory_regains_huge_pages() {
     if !has_transparent_huge_pages() {
         let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");

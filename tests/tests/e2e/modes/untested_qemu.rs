@@ -16,6 +16,7 @@ fn config(env: &TestEnv, without: &[&str]) -> VmConfig {
 }
 
 #[test]
+#[ignore = "long: make matrix"]
 fn it_is_probed_and_moves_in_every_mode() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, config(&env, &[]));

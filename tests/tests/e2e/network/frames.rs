@@ -237,12 +237,14 @@ fn no_datagram_is_lost_in_hybrid() {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn no_datagram_is_lost_in_postcopy() {
     nothing_is_lost("postcopy");
 }
 
 /// The engines enter the namespace of each tap device for the packet sockets only.
 #[test]
+#[ignore = "one of its kind runs in CI: make matrix"]
 fn no_datagram_is_lost_if_the_engines_are_outside_of_the_network_namespaces() {
     let network = GuestNetwork::new().unwrap();
     let setup = Setup {

@@ -120,7 +120,7 @@ fn endless_messages() {
         move |source| {
             let before = allocated_bytes();
             let discard = ToDestination::Discard { ranges };
-            for _ in 0..2000 {
+            for _ in 0..400 {
                 source.send(&discard);
             }
             bounded(before, "discards");
