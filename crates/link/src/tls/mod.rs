@@ -25,7 +25,7 @@ mod certificates;
 mod config;
 mod credentials;
 mod error;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;

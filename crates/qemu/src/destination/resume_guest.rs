@@ -47,7 +47,7 @@ impl QemuDestination {
         if self.announcer.is_none() {
             self.announcer = open_announcer(client, &self.process);
         }
-        let outcome = run(client, self.reattached, self.announcer.as_ref());
+        let outcome = run(client, self.reattached, self.announcer.as_mut());
         client.set_timeout(COMMAND_TIMEOUT);
         // After reattaching it is not known whether the guest has run before.
         let never_ran = !self.reattached && is_refused(&outcome) && has_never_run(client);
@@ -73,7 +73,7 @@ impl QemuDestination {
         };
         if ended.is_ok()
             && running
-            && let Some(announcer) = &self.announcer
+            && let Some(announcer) = &mut self.announcer
         {
             announcer.announce(None);
         }
@@ -154,7 +154,7 @@ pub(super) fn opened(announcer: Result<Announcer, NetworkError>) -> Option<Annou
 fn run(
     client: &mut Client,
     reattached: bool,
-    announcer: Option<&Announcer>,
+    announcer: Option<&mut Announcer>,
 ) -> Result<Instant, RunError> {
     let asked = Instant::now();
     if reattached && migration_status::run_state(client)?.running {
@@ -249,8 +249,8 @@ mod tests {
         client.set_timeout(NO_TIMEOUT);
         // Not a tap device: announcing there fails, which is only logged.
         let queue = TunQueue::new(File::open("/dev/null").unwrap().into());
-        let announcer = Announcer::with_card(queue);
-        run(&mut client, false, Some(&announcer)).unwrap();
+        let mut announcer = Announcer::with_card(queue);
+        run(&mut client, false, Some(&mut announcer)).unwrap();
         drop(client);
         let got = server.join().unwrap();
         let got: Vec<_> = got.iter().map(scripted::command).collect();
