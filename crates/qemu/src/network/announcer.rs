@@ -11,9 +11,9 @@
 //! late, and repeats its own announcements late. Nothing here needs QEMU after that.
 //!
 //! One announcement is not enough. On a busy host a frame that the guest has sent at the source may
-//! wait in the kernel, and reach the network after the announcement. Switches then send everything to
-//! the source again, and the guest, which receives nothing, sends nothing that would correct them. So
-//! it is repeated for a second ([`REPEATS`]).
+//! wait in the kernel, and reach the network after the announcement. Switches then send everything
+//! to the source again, and the guest, which receives nothing, sends nothing that would correct
+//! them. So it is repeated for a second ([`REPEATS`]).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
