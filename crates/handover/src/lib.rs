@@ -12,7 +12,7 @@
 //! stage is part of a **record** ([`SourceRecord`], [`DestinationRecord`]) that a
 //! [`Journal`] stores before anything that depends on the new stage is done.
 //! After an engine is killed, another one continues from the record. All other
-//! state is determined again. [`RecordedMachine`] is a machine together with its record.
+//! state is determined again. [`RecordedHandover`] is a machine together with its record.
 //!
 //! # The handover
 //!
@@ -35,7 +35,7 @@
 mod destination;
 mod outcome;
 mod record;
-mod recorded_machine;
+mod recorded_handover;
 mod source;
 mod stage;
 mod stored;
@@ -44,6 +44,6 @@ mod wire;
 pub use destination::{Destination, DestinationAction, DestinationEvent};
 pub use outcome::Outcome;
 pub use record::{DestinationRecord, History, Journal, SourceRecord, Unrecorded};
-pub use recorded_machine::{RecordedDestination, RecordedMachine, RecordedSource, StateMachine};
+pub use recorded_handover::{RecordedDestination, RecordedHandover, RecordedSource, StateMachine};
 pub use source::{Source, SourceAction, SourceEvent};
 pub use stage::{DestinationStage, SourceStage};

@@ -1,4 +1,4 @@
-//! Where a guest is received: a machine that waits already, or one that is made for the guest.
+//! Where a guest is received: a VM that waits already, or one that is made for the guest.
 
 use hikkoshi_wire::OfferedGuest;
 use thiserror::Error;
@@ -6,20 +6,20 @@ use thiserror::Error;
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
 
-/// Provides the machine for a guest.
+/// Provides the VM for a guest.
 pub trait DestinationHost: Send {
-    /// The machine for the offered guest. An error refuses the guest, and the next one may be
+    /// The VM for the offered guest. An error refuses the guest, and the next one may be
     /// offered.
-    fn machine(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError>;
+    fn vm(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError>;
 
-    /// The guest was refused, or the source only asked about it: a machine that was made for it is
+    /// The guest was refused, or the source only asked about it: a VM that was made for it is
     /// not needed.
     fn discard(&mut self) {}
 }
 
-/// A machine that waits for its guest.
+/// A VM that waits for its guest.
 #[derive(Debug)]
-pub(crate) struct WaitingMachine<'a, G: ?Sized>(pub(crate) &'a mut G);
+pub(crate) struct WaitingVm<'a, G: ?Sized>(pub(crate) &'a mut G);
 
 /// What the source asks for needs a management daemon here.
 #[derive(Debug, Error)]
@@ -33,8 +33,8 @@ struct NeedsDaemon {
     instead: &'static str,
 }
 
-impl DestinationHost for WaitingMachine<'_, dyn DestinationGuest + '_> {
-    fn machine(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError> {
+impl DestinationHost for WaitingVm<'_, dyn DestinationGuest + '_> {
+    fn vm(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError> {
         let Some(domain) = &offered.domain else {
             return Ok(&mut *self.0);
         };

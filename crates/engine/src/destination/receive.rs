@@ -7,7 +7,7 @@ use hikkoshi_wire::{MAX_COPIED_DISKS, MAX_LINKS, Role};
 
 use crate::destination::context::DestinationRun;
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::host::{DestinationHost, WaitingMachine};
+use crate::destination::host::{DestinationHost, WaitingVm};
 use crate::destination::incoming::offer::{NoGuest, receive_offer};
 use crate::destination::options::DestinationOptions;
 use crate::destination::probe;
@@ -37,7 +37,7 @@ pub fn receive(
     options: &DestinationOptions,
     watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
-    receive_at(&mut WaitingMachine(guest), listener, options, watch)
+    receive_at(&mut WaitingVm(guest), listener, options, watch)
 }
 
 /// Waits at `listener` for a source and takes its guest into a machine of `host`.

@@ -1,6 +1,6 @@
 //! Receives one guest, from its accepted offer until every page is here: memory and device state
-//! (`incoming/`), the switchover (`switchover/`), and from *ready* on what the handover machine
-//! decides (`handover_driver/`).
+//! (`incoming/`), the switchover (`switchover/`), and from *ready* on what the handover's state
+//! machine decides (`handover_driver/`).
 //!
 //! The sequence of messages is drawn in `source/switchover/`. If anything fails before *ready*, the
 //! source resumes its guest (`incoming/abort.rs`).
@@ -72,7 +72,7 @@ pub(crate) fn receive_guest(
     record.running = switch.running;
     let stages = migration.context.live.stages_from(&run.watch.journal);
     let start = HandoverStart {
-        machine: RecordedDestination::new(record, stages),
+        handover: RecordedDestination::new(record, stages),
         ram,
         context: migration.context,
         postcopy: migration.postcopy.into_active(),

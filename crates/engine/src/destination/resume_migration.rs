@@ -53,7 +53,7 @@ pub(crate) fn resume(
     let last_sign = live.last_sign_before(&*run.watch.observer);
     live.outages.begin(last_sign, None);
     let start = HandoverStart {
-        machine: RecordedDestination::new(record, live.stages_from(&run.watch.journal)),
+        handover: RecordedDestination::new(record, live.stages_from(&run.watch.journal)),
         ram,
         context: ReceiveContext::new(None, live),
         postcopy: None,

@@ -115,7 +115,7 @@ pub(crate) struct ExpectedLinks {
 
 /// All links to one source.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct DestinationSession {
     control: LinkWriter,
     channel: Channel,
     /// The thread that turns control messages into events.
@@ -128,7 +128,7 @@ pub(crate) struct Session {
     stop: CancelFlag,
 }
 
-impl Session {
+impl DestinationSession {
     /// Starts with an accepted control link. The queue is taken only on success.
     pub(crate) fn start(
         control: ControlLink,
@@ -365,7 +365,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for DestinationSession {
     fn drop(&mut self) {
         self.close();
     }

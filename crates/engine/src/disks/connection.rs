@@ -1,14 +1,14 @@
-//! A machine's end of a disk's connection.
+//! A VMM's end of a disk's connection.
 
 use std::fmt;
 use std::os::unix::net::UnixStream;
 
-/// A connection over which the source's machine, the client, copies a disk to that of the
+/// A connection over which the source's VMM, the client, copies a disk to that of the
 /// destination, the server.
 pub struct DiskConnection {
     /// The disk, for people.
     pub disk: String,
-    /// The engine's end. The machine has the other one.
+    /// The engine's end. The VMM has the other one.
     pub socket: UnixStream,
     /// Follows what the client sends and receives.
     pub requests: Box<dyn DiskRequests>,
@@ -35,12 +35,12 @@ pub trait DiskRequests: Send {
     fn waiting(&self) -> Waiting;
 }
 
-/// What the source's machine waits for on a disk's connection.
+/// What the source's VMM waits for on a disk's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
     /// Nothing.
     Nothing,
-    /// The connection is being set up. The machine may do nothing else meanwhile.
+    /// The connection is being set up. The VMM may do nothing else meanwhile.
     Setup,
     /// Requests that a disk completes in a moment. A write of the guest may be one of them.
     Request,
@@ -48,6 +48,6 @@ pub enum Waiting {
     /// part of the disk. The copy itself makes them. The guest waits for one only if it clears as
     /// much at once.
     LongRequest,
-    /// Nothing any more: the machine has ended the connection.
+    /// Nothing any more: the VMM has ended the connection.
     Over,
 }

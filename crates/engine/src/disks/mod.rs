@@ -1,9 +1,9 @@
 //! Disks that are copied with the guest.
 //!
-//! The machines themselves copy them, over a connection of their own for each disk: the source's
-//! machine is the client, the destination's the server. The engines carry its bytes on a link of
+//! The VMMs themselves copy them, over a connection of their own for each disk: the source's
+//! VMM is the client, the destination's the server. The engines carry its bytes on a link of
 //! its own (`relay.rs`), protected as the others are, and wait. The link has no limit of its own:
-//! it carries also the guest's writes, which must not wait for one. The machine limits its copies.
+//! it carries also the guest's writes, which must not wait for one. The VMM limits its copies.
 //!
 //! ```text
 //! source                                        destination
@@ -19,7 +19,7 @@
 //! A destination that hangs while the guest's writes wait for it is given up (`stall_timer.rs`).
 //!
 //! So the disks are the same before *Switch* is sent, and nothing of them is left to do after it.
-//! If anything fails before, the source's machine ends the copies and uses its own images, which
+//! If anything fails before, the source's VMM ends the copies and uses its own images, which
 //! have everything at all times.
 
 mod connection;

@@ -1,4 +1,4 @@
-//! Carries the bytes of one disk's connection between a machine's socket and a link.
+//! Carries the bytes of one disk's connection between a VMM's socket and a link.
 //!
 //! Two threads, one for each direction, that read and write blocking: a receiver that is slow slows
 //! the sender down, by the flow control of both sockets and of the link. At the source a third one
@@ -25,14 +25,14 @@ use watch::Carried;
 pub(crate) use watch::DiskWatch;
 pub(super) use watch::Position;
 
-/// The most bytes that are read from a machine's socket at once. A frame may have more.
+/// The most bytes that are read from a VMM's socket at once. A frame may have more.
 const READ_BYTES: usize = 128 << 10;
 
 /// What a relay needs.
 pub(crate) struct RelayStart {
     /// The threads' names begin with it: at most 11 bytes.
     pub(crate) name: String,
-    /// The machine's connection.
+    /// The VMM's connection.
     pub(crate) connection: DiskConnection,
     /// The link.
     pub(crate) stream: Arc<Stream>,
@@ -42,7 +42,7 @@ pub(crate) struct RelayStart {
     pub(crate) stop: CancelFlag,
     /// Counts what is carried.
     pub(crate) counters: Arc<Counters>,
-    /// At the source, whose machine is the client. `None`: it is the server.
+    /// At the source, whose VMM is the client. `None`: it is the server.
     pub(crate) watch: Option<DiskWatch>,
 }
 
@@ -79,7 +79,7 @@ struct Shared {
     counters: Arc<Counters>,
     /// The guest is paused.
     paused: AtomicBool,
-    /// Whether the machine here is the client, which has the requests.
+    /// Whether the VMM here is the client, which has the requests.
     is_client: bool,
     requests: Mutex<Box<dyn DiskRequests>>,
     failed: Option<Box<dyn Fn() + Send + Sync>>,
@@ -94,7 +94,7 @@ impl fmt::Debug for Shared {
 /// How the connection has ended.
 #[derive(Debug, Default)]
 struct End {
-    /// The machine here has closed it, or is about to: the copy is over, or was given up here.
+    /// The VMM here has closed it, or is about to: the copy is over, or was given up here.
     here: bool,
     /// It has ended.
     over: bool,
@@ -201,12 +201,12 @@ impl DiskRelay {
         self.shared.end();
     }
 
-    /// What the source's machine waits for.
+    /// What the source's VMM waits for.
     pub(crate) fn waiting(&self) -> Waiting {
         self.shared.waiting()
     }
 
-    /// Why the connection ended although the machine here still used it; once.
+    /// Why the connection ended although the VMM here still used it; once.
     pub(crate) fn take_failure(&self) -> Option<DiskFailure> {
         self.shared.lock().cause.take()
     }
@@ -227,12 +227,12 @@ impl Shared {
         lock(&self.end)
     }
 
-    /// The connection has ended by `cause`, if the machine here has not closed it before.
+    /// The connection has ended by `cause`, if the VMM here has not closed it before.
     fn fail(&self, cause: DiskFailure) {
         tracing::debug!(?cause, "the connection of a disk has ended");
         let is_first = self.note(cause);
         self.end();
-        // After the machine was freed.
+        // After the VMM was freed.
         self.report(is_first);
     }
 
@@ -299,26 +299,26 @@ impl Shared {
         while matches!((&self.socket).read(&mut rest), Ok(1..)) {}
     }
 
-    /// Carries what arrives on the link to the machine.
+    /// Carries what arrives on the link to the VMM.
     fn carry_from_link(&self, mut reader: LinkReader) -> Result<(), DiskFailure> {
         let mut bytes = Vec::new();
         while reader.disk(&mut bytes)? {
             let received = &self.carried.received;
             received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            // Before the machine here can do anything about it.
+            // Before the VMM here can do anything about it.
             self.follow(!self.is_client, &bytes);
             self.write_all(&bytes)?;
             self.count(!self.is_client, &bytes);
         }
         let is_failure = self.note(LinkError::Closed.into());
-        // The machine closes its socket when it has read everything.
+        // The VMM closes its socket when it has read everything.
         let _ = self.socket.shutdown(Shutdown::Write);
         self.report(is_failure);
         self.closed();
         Ok(())
     }
 
-    /// Carries what the machine sends to the link.
+    /// Carries what the VMM sends to the link.
     fn carry_to_link(&self, mut writer: LinkWriter) -> Result<(), DiskFailure> {
         let mut bytes = vec![0; READ_BYTES];
         loop {

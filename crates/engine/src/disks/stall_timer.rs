@@ -1,7 +1,7 @@
 //! Finds out that a destination hangs while the source's guest waits for it.
 //!
 //! Each write of the guest waits for the destination's disk. A destination that does not answer,
-//! because its machine or its storage hangs, or the line has failed without a sign, would stop the
+//! because its VMM or its storage hangs, or the line has failed without a sign, would stop the
 //! guest. So the source ends the connection of a disk on which requests are outstanding and nothing
 //! makes progress: then the copy fails, and the guest continues with its own disk.
 //!
@@ -22,7 +22,7 @@ const MAX_SETUP: Duration = Duration::from_secs(10);
 /// flush writes what the destination's kernel keeps in memory, which can be gigabytes.
 const LONG_REQUEST_FACTOR: u32 = 15;
 
-/// How long a connection may make no progress whose machine waits for this. `None`: always.
+/// How long a connection may make no progress whose VMM waits for this. `None`: always.
 /// `paused`: the guest is, and waits for every request.
 pub(crate) fn patience(timeout: Duration, waiting: Waiting, paused: bool) -> Option<Duration> {
     match waiting {

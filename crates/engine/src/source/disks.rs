@@ -10,7 +10,7 @@ use crate::guest::{NoDisks, SourceGuest};
 use crate::guest_error::GuestError;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::session::{CommitState, Session, SourceSessionEvent};
+use crate::source::session::{CommitState, SourceSession, SourceSessionEvent};
 
 /// The name of a disk's link, for events.
 const LINK: &str = "the link of a disk";
@@ -22,7 +22,7 @@ const DOING: &str = "copying the guest's disks";
 pub(crate) fn copy(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
 ) -> Result<(), SourceFailure> {
     let links = std::mem::take(&mut session.disk_links);
     if links.is_empty() {
@@ -96,7 +96,7 @@ pub(crate) fn check(
 pub(crate) fn complete(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
-    session: &Session,
+    session: &SourceSession,
     give_up: &CancelFlag,
 ) -> Result<(), SourceFailure> {
     if session.disks.is_empty() {
@@ -110,7 +110,7 @@ pub(crate) fn complete(
     check(shared, guest)
 }
 
-impl Session {
+impl SourceSession {
     /// What a failed connection of a disk calls: whatever the engine waits for, that ends soon.
     fn fail_soon(&self) -> impl Fn() + Send + Sync + use<> {
         let (events, background) = (self.events(), Arc::clone(&self.background));

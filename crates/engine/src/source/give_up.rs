@@ -27,13 +27,13 @@ pub fn give_up_migrate(
     record: SourceRecord,
     watch: &MigrateControl,
 ) -> Result<(), MigrateError> {
-    let mut machine = RecordedSource::new(record, Arc::clone(&watch.journal));
-    let outcome = match machine.stage() {
+    let mut handover = RecordedSource::new(record, Arc::clone(&watch.journal));
+    let outcome = match handover.stage() {
         SourceStage::Owned => Outcome::Stopped,
         SourceStage::Committed => Outcome::Paused,
         SourceStage::HandedOver | SourceStage::Done => Outcome::AtDestination,
     };
-    let actions = machine
+    let actions = handover
         .on(SourceEvent::GivenUp)
         .map_err(|error| MigrateError::new(SourceFailure::Journal(error), outcome))?;
     if actions.contains(&SourceAction::ResumeGuest)
@@ -42,7 +42,7 @@ pub fn give_up_migrate(
         return Err(MigrateError::new(error.into(), Outcome::Stopped));
     }
     let released = guest.release();
-    machine.close();
+    handover.close();
     if let Err(error) = released {
         watch.observer.notice(&format!(
             "the migration was given up, but: {}",

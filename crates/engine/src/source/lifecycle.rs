@@ -50,8 +50,10 @@ pub(crate) fn with_context(
         peer: start.remote.address.to_string(),
         layout: ram.layout(),
     }));
-    let mut machine = RecordedSource::new(start.record, live.stages_from(&watch.journal));
-    watch.control.begin(options, machine.stage(), &watch.cancel);
+    let mut handover = RecordedSource::new(start.record, live.stages_from(&watch.journal));
+    watch
+        .control
+        .begin(options, handover.stage(), &watch.cancel);
     observer.begin(&live);
     let sent = match start.resumed {
         false => RepeatCounter::none(ram.layout().pages(), options),
@@ -72,14 +74,14 @@ pub(crate) fn with_context(
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
-    let result = body(&shared, guest, &mut machine);
+    let result = body(&shared, guest, &mut handover);
     watch.control.end();
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let keep_attached = match outcome {
         Some(Outcome::Stopped) => true,
         None | Some(Outcome::Lost) => false,
         Some(_) => matches!(
-            machine.stage(),
+            handover.stage(),
             SourceStage::Committed | SourceStage::HandedOver
         ),
     };
@@ -92,7 +94,7 @@ pub(crate) fn with_context(
     } else {
         guest.release()
     };
-    // The machine's `Close`, or a lost guest. A guest that the source owns but that
+    // The state machine's `Close`, or a lost guest. A guest that the source owns but that
     // does not run may still be resumed with the record, and changes in its process
     // may still be undone with it.
     let over = match outcome {
@@ -112,11 +114,11 @@ pub(crate) fn with_context(
         Some(_) => false,
     };
     if over {
-        machine.close();
+        handover.close();
     }
     match result {
         Ok(MigrationResult {
-            handover,
+            handover: completed,
             rounds,
             postcopy,
         }) => {
@@ -126,8 +128,8 @@ pub(crate) fn with_context(
                     Report::new(&error)
                 ));
             }
-            let history = machine.record().history;
-            let state = guest_state(guest.describe().running, Some(handover.shut_down));
+            let history = handover.record().history;
+            let state = guest_state(guest.describe().running, Some(completed.shut_down));
             Ok(Account {
                 total_ms: total_ms(begun, resumed.then_some(&history)),
                 engine_ms: resumed.then(|| total_ms(begun, None)),
@@ -139,12 +141,12 @@ pub(crate) fn with_context(
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
-                    ..handover.requests
+                    ..completed.requests
                 },
-                frames: handover.frames,
+                frames: completed.frames,
                 source_private_bytes: shared.private_blocks().map(|private| private.bytes),
                 asynchronous_faults: guest.asynchronous_faults(),
-                left_to_do: handover.left_to_do,
+                left_to_do: completed.left_to_do,
                 ..shared.live.account(state, postcopy)
             })
         }

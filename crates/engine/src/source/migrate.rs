@@ -27,7 +27,7 @@ use crate::source::options::SourceOptions;
 use crate::source::precopy::Precopy;
 use crate::source::precopy::convergence::PrecopyResult;
 use crate::source::precopy::workers::PrecopyWorkers;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 use crate::source::switchover;
 use crate::source::switchover::{LastPages, ReadySwitchover};
 use crate::source::unsent::UnsentPages;
@@ -71,8 +71,8 @@ pub fn migrate(
             remote,
             resumed: false,
         };
-        with_context(guest, options, watch, start, |shared, guest, machine| {
-            run(shared, guest, remote, machine)
+        with_context(guest, options, watch, start, |shared, guest, handover| {
+            run(shared, guest, remote, handover)
         })
     })
 }
@@ -81,10 +81,10 @@ fn run(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     remote: &Remote,
-    machine: &mut RecordedSource,
+    handover: &mut RecordedSource,
 ) -> Result<MigrationResult, MigrateError> {
     let at_source = |cause| MigrateError::new(cause, Outcome::AtSource);
-    machine
+    handover
         .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
@@ -109,10 +109,10 @@ fn run(
             "frames that arrive while the guest is paused are lost for its network card {card}"
         ));
     }
-    let opened = Session::open(
+    let opened = SourceSession::open(
         shared,
         remote,
-        machine.record().id,
+        handover.record().id,
         offer(guest, shared.options.allow_cpu_mismatch),
         capture,
     );
@@ -139,7 +139,7 @@ fn run(
             let (error, may_be_undelivered) = cancel(shared, guest, &mut session, cause);
             shared.steps.end(Instant::now());
             if may_be_ready && may_be_undelivered {
-                notify_guest_kept::send(remote, machine.record().id, &*shared.observer);
+                notify_guest_kept::send(remote, handover.record().id, &*shared.observer);
             }
             return Err(error);
         }
@@ -148,7 +148,7 @@ fn run(
     let handover = HandoverDriver {
         shared,
         guest,
-        machine,
+        handover,
         remote,
         unsent,
         active: Some(ActiveLinks::new(session, postcopy)),
@@ -221,7 +221,7 @@ fn look_at_content(
 fn before_pause(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
     links: Vec<BackgroundSender>,
     unsent: &Arc<UnsentPages>,
     rounds: &mut u32,
@@ -258,7 +258,7 @@ fn before_pause(
 /// The rounds of pre-copy, and the preparation of the pause: the guest can be paused now.
 fn until_last_pages(
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
     precopy: &mut Precopy,
     options: &SourceOptions,
 ) -> Result<PrecopyResult, SourceFailure> {
@@ -282,7 +282,7 @@ fn until_last_pages(
 fn cancel(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
     cause: SourceFailure,
 ) -> (MigrateError, bool) {
     let cause = session.explain_disks(shared, cause);

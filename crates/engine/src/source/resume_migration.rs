@@ -43,8 +43,8 @@ pub fn resume_migrate(
         remote,
         resumed: true,
     };
-    with_context(guest, &options, watch, start, |shared, guest, machine| {
-        let outcome = match machine.stage() {
+    with_context(guest, &options, watch, start, |shared, guest, handover| {
+        let outcome = match handover.stage() {
             SourceStage::Committed => Some(Outcome::Paused),
             SourceStage::HandedOver => Some(Outcome::AtDestination),
             SourceStage::Owned | SourceStage::Done => None,
@@ -58,7 +58,7 @@ pub fn resume_migrate(
         let handover = HandoverDriver {
             shared,
             guest,
-            machine,
+            handover,
             remote,
             unsent: Arc::new(UnsentPages::empty(shared.ram.layout().pages(), false)),
             active: None,

@@ -14,7 +14,7 @@ use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams::{self, Lines};
 use crate::output::{report, result_file};
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// Prints the result for a guest that an earlier run has moved: there are no statistics.
 pub(super) fn print_moved(
@@ -43,21 +43,21 @@ pub(super) struct SourceExtras {
 /// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
 pub(super) fn print_result(
     account: &Account,
-    session: &Session,
+    publisher: &RunPublisher,
     what: &str,
     next: Option<&str>,
     extras: SourceExtras,
 ) -> Result<(), Exit> {
-    let output = session.options();
-    session.end_display();
-    let migration = session.migration();
+    let output = publisher.options();
+    publisher.end_display();
+    let migration = publisher.migration();
     let result = Statistics {
         account: account.clone(),
         engine: migration.as_ref().map(Migration::engine_info),
         quit: extras.quit,
         auto: extras.auto,
     };
-    session.set_account(result.clone());
+    publisher.set_account(result.clone());
     if !output.has_json_on_stdout() {
         let guest = migration.as_ref().map_or("", |migration| &migration.guest);
         let mut lines = vec![

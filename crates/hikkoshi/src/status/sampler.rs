@@ -12,8 +12,8 @@ use hikkoshi_status::{self as status, Block, Memory, Migration};
 
 use super::cells::Cells;
 use super::converges::converges;
+use super::publisher::RunInfo;
 use super::rates::Rate;
-use super::session::SessionInfo;
 use super::time_left::{Plan, Speed, Writes, time_left};
 
 /// Takes one state after another.
@@ -33,11 +33,7 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    pub(super) fn new(
-        live: &Arc<Live>,
-        info: &SessionInfo,
-        control: Option<SourceControl>,
-    ) -> Self {
+    pub(super) fn new(live: &Arc<Live>, info: &RunInfo, control: Option<SourceControl>) -> Self {
         let max_downtime = info.limits.max_downtime_ms.map(Duration::from_millis);
         Self {
             max_downtime: max_downtime.unwrap_or(SourceOptions::default().max_downtime),
@@ -107,7 +103,7 @@ impl Sampler {
 }
 
 /// What is moved.
-pub(super) fn migration(live: &Live, info: &SessionInfo) -> Migration {
+pub(super) fn migration(live: &Live, info: &RunInfo) -> Migration {
     let started = live.started().duration_since(UNIX_EPOCH);
     Migration {
         id: live.name(),

@@ -22,7 +22,7 @@ impl HandoverDriver<'_> {
     ) -> Result<(), DestinationFailure> {
         let (userfault, hosts) = guest.take_userfault()?;
         let ram = Arc::clone(&self.ram);
-        let background_links = self.machine.record().links;
+        let background_links = self.handover.record().links;
         let latencies = Arc::clone(&self.context.live.latencies);
         let installer = Installer::new(
             Arc::clone(&userfault),
@@ -54,7 +54,7 @@ impl HandoverDriver<'_> {
             return Ok(());
         };
         postcopy.begin(&self.context)?;
-        let total = self.machine.record().history.missing_pages;
+        let total = self.handover.record().history.missing_pages;
         let missing = self.missing_pages();
         self.context.tracker.resume_postcopy(missing, total);
         // The other engine has read the faults of the threads that wait. They fault again, so that

@@ -20,7 +20,7 @@ impl HandoverDriver<'_> {
         event: DestinationEvent,
         cause: Option<DestinationFailure>,
     ) -> Result<ReceivedGuest, ReceiveError> {
-        match self.machine.stage() {
+        match self.handover.stage() {
             DestinationStage::Complete => Ok(self.complete(guest)),
             DestinationStage::Receiving | DestinationStage::Declined => {
                 let why = self.guest.declined.take().or(cause);
@@ -46,7 +46,7 @@ impl HandoverDriver<'_> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> Result<ReceivedGuest, ReceiveError> {
-        match self.machine.stage() {
+        match self.handover.stage() {
             DestinationStage::Complete => {
                 let state = self.complete_guest();
                 self.watch.observer.notice(&format!(
@@ -73,7 +73,7 @@ impl HandoverDriver<'_> {
     }
 
     /// Lets the machine complete the move, once: the guest is here with all of its pages.
-    pub(crate) fn complete_machine(&mut self, guest: &mut dyn DestinationGuest) {
+    pub(crate) fn complete_vm(&mut self, guest: &mut dyn DestinationGuest) {
         if std::mem::replace(&mut self.guest.completed, true) {
             return;
         }
@@ -84,7 +84,7 @@ impl HandoverDriver<'_> {
     }
 
     fn complete(&mut self, guest: &mut dyn DestinationGuest) -> ReceivedGuest {
-        self.complete_machine(guest);
+        self.complete_vm(guest);
         let reported = self.guest.requests.take();
         let requests = reported.unwrap_or_else(|| self.requests());
         self.release_guest(guest);
@@ -92,7 +92,7 @@ impl HandoverDriver<'_> {
         let frames = self.frames.take().and_then(FrameReceiver::finish);
         ReceivedGuest {
             frames,
-            downtime: self.machine.record().history.downtime,
+            downtime: self.handover.record().history.downtime,
             requests,
             shut_down: (!self.guest.is_unknown).then_some(self.guest.shut_down),
             left_to_do: self.guest.left_to_do.take(),
@@ -117,7 +117,7 @@ impl HandoverDriver<'_> {
         self.guest.released = released.is_ok();
         if let Err(error) = released {
             let error = Report::new(&error);
-            let notice = match self.machine.stage() {
+            let notice = match self.handover.stage() {
                 DestinationStage::Complete => format!("{}, but: {error}", self.complete_guest()),
                 _ => error.to_string(),
             };
@@ -132,16 +132,16 @@ impl HandoverDriver<'_> {
         cause: DestinationFailure,
     ) -> ReceiveError {
         let cause = cause.explained_by(guest);
-        let outcome = match self.machine.stage() {
+        let outcome = match self.handover.stage() {
             _ if matches!(cause, DestinationFailure::SourceMemoryLost(_)) => Outcome::Lost,
             DestinationStage::Ready => Outcome::Paused,
-            DestinationStage::Running if !self.machine.record().started => Outcome::Paused,
+            DestinationStage::Running if !self.handover.record().started => Outcome::Paused,
             _ => Outcome::AtDestination,
         };
         if let Some(postcopy) = &self.postcopy {
             postcopy.stop();
         }
-        if cause.is_corruption() && self.machine.stage() == DestinationStage::Running {
+        if cause.is_corruption() && self.handover.stage() == DestinationStage::Running {
             self.kill_corrupted(guest);
         }
         let guest_lost = outcome == Outcome::AtDestination && cause.is_end_of_guest();
@@ -185,7 +185,7 @@ impl HandoverDriver<'_> {
         error: std::io::Error,
     ) -> ReceiveError {
         let cause = DestinationFailure::Journal(error);
-        if self.machine.stage() != DestinationStage::Receiving {
+        if self.handover.stage() != DestinationStage::Receiving {
             return self.leave_guest(guest, cause);
         }
         if let LinkState::Up(links) = &mut self.links {

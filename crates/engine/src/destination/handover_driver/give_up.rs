@@ -33,22 +33,22 @@ pub fn give_up_receive(
     };
     let fail = |cause| ReceiveError { cause, outcome };
     record.given_up = true;
-    let mut machine = RecordedDestination::new(record, Arc::clone(&watch.journal));
+    let mut handover = RecordedDestination::new(record, Arc::clone(&watch.journal));
     let mut events = vec![DestinationEvent::GivenUp];
-    if machine.stage() == DestinationStage::Ready {
+    if handover.stage() == DestinationStage::Ready {
         // No source is connected.
         events.push(DestinationEvent::LinkLost);
     }
     let mut closes = false;
     for event in events {
-        let actions = machine.on(event);
+        let actions = handover.on(event);
         for action in actions.map_err(|error| fail(DestinationFailure::Journal(error)))? {
             match action {
                 DestinationAction::KillGuest => guest.kill().map_err(|error| fail(error.into()))?,
                 DestinationAction::Close => closes = true,
                 // The guest was discarded, or every page is here: nothing needs to be held.
                 DestinationAction::DiscardGuest | DestinationAction::End => {
-                    if machine.stage() == DestinationStage::Complete
+                    if handover.stage() == DestinationStage::Complete
                         && let Some(what) = guest.complete()
                     {
                         watch.observer.notice(&what);
@@ -62,7 +62,7 @@ pub fn give_up_receive(
         }
     }
     if closes {
-        machine.close();
+        handover.close();
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use hikkoshi_link::LinkError;
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::last_message::last_message;
-use crate::destination::session::{Channel, LISTENING, Session};
+use crate::destination::session::{Channel, DestinationSession, LISTENING};
 
 /// The connections to the source.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) type LostLinks = Option<DestinationFailure>;
 /// Links, and the threads that receive on them.
 #[derive(Debug)]
 pub(crate) struct ActiveLinks {
-    pub(crate) session: Session,
+    pub(crate) session: DestinationSession,
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// A link that has failed, and when. The source's last message may still arrive on the control
     /// link.
@@ -35,7 +35,7 @@ pub(crate) struct ActiveLinks {
 }
 
 impl ActiveLinks {
-    pub(crate) fn new(session: Session, receivers: Vec<JoinHandle<()>>) -> Self {
+    pub(crate) fn new(session: DestinationSession, receivers: Vec<JoinHandle<()>>) -> Self {
         Self {
             session,
             receivers,
@@ -58,7 +58,7 @@ impl HandoverDriver<'_> {
     pub(crate) fn lose_links(&mut self, cause: Option<DestinationFailure>) {
         self.connection.reconnected = None;
         self.connection.committed = false;
-        let stage = self.machine.stage();
+        let stage = self.handover.stage();
         let wait = self.time_to_wait(stage);
         if matches!(self.links, LinkState::Down(_)) {
             // A declined guest was released first, and the links with it. The wait for its source

@@ -1,7 +1,7 @@
-//! From *ready* on: drives the destination's handover machine.
+//! From *ready* on: drives the state machine of the destination's handover.
 //!
-//! Each event goes to the machine ([`hikkoshi_handover::Destination`]), and this driver performs
-//! the actions that it returns. When one link is lost, the other links are closed too, and the
+//! Each event goes to the state machine ([`hikkoshi_handover::Destination`]), and this driver
+//! performs the actions that it returns. When one link is lost, the other links are closed too, and the
 //! guest is left alone: it runs with the pages that are here, and threads that need another page
 //! wait. The source's next connection (`reconnect.rs`) starts with what is missing.
 
@@ -53,13 +53,13 @@ const STATE_UNKNOWN: &str = "the guest is here, and all its pages have arrived; 
 const STATE_LIMIT: Duration = Duration::from_secs(5);
 const STATE_LIMIT_OF_STALL: u32 = 4;
 
-/// Performs the actions of the handover machine, for a guest from *ready* on.
+/// Performs the actions of the handover's state machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {
     pub(crate) watch: &'a ReceiveControl,
     pub(crate) options: DestinationOptions,
     /// New connections.
     pub(crate) incoming: &'a Receiver<AcceptedLink>,
-    pub(crate) machine: RecordedDestination,
+    pub(crate) handover: RecordedDestination,
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
@@ -132,7 +132,7 @@ pub(crate) struct ReceivedGuest {
 
 /// What a driver starts with.
 pub(crate) struct HandoverStart {
-    pub(crate) machine: RecordedDestination,
+    pub(crate) handover: RecordedDestination,
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
@@ -151,12 +151,12 @@ impl<'a> HandoverDriver<'a> {
             incoming,
         }: DestinationRun<'a>,
     ) -> Self {
-        let retry_for = options.retry_for.within(start.machine.record().postcopy);
+        let retry_for = options.retry_for.within(start.handover.record().postcopy);
         Self {
             watch,
             options: *options,
             incoming,
-            machine: start.machine,
+            handover: start.handover,
             ram: start.ram,
             context: start.context,
             postcopy: start.postcopy,
@@ -178,18 +178,18 @@ impl<'a> HandoverDriver<'a> {
     ) -> Result<ReceivedGuest, ReceiveError> {
         let (mut event, mut cause) = (first, None);
         if first == DestinationEvent::DeviceStateLoaded {
-            self.machine.history().missing_pages = Some(self.missing_pages());
+            self.handover.history().missing_pages = Some(self.missing_pages());
         }
         loop {
             (event, cause) = self.correct_event(guest, event, cause);
-            let actions = match self.machine.on(event) {
+            let actions = match self.handover.on(event) {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.fail_unrecorded(guest, error)),
             };
             let (mut next, mut closes) = (None, false);
             for action in actions {
                 if reports_completion(*action) {
-                    self.complete_machine(guest);
+                    self.complete_vm(guest);
                 }
                 match action {
                     DestinationAction::ResumeGuest => match self.resume_guest(guest) {
@@ -207,7 +207,7 @@ impl<'a> HandoverDriver<'a> {
                         let result = self.finish(guest, event, cause);
                         // Last: the record is needed as long as the memory is held.
                         if closes && (self.guest.released || guest.has_ended()) {
-                            self.machine.close();
+                            self.handover.close();
                         }
                         return result;
                     }
@@ -249,7 +249,7 @@ impl<'a> HandoverDriver<'a> {
         event: DestinationEvent,
         cause: Option<DestinationFailure>,
     ) -> (DestinationEvent, Option<DestinationFailure>) {
-        let stage = self.machine.stage();
+        let stage = self.handover.stage();
         if event == DestinationEvent::Commit
             && stage == DestinationStage::Ready
             && guest.has_ended()
@@ -277,7 +277,7 @@ impl<'a> HandoverDriver<'a> {
     fn is_shut_down(&mut self, guest: &mut dyn DestinationGuest) -> bool {
         let limit = STATE_LIMIT.min(self.options.stall_timeout / STATE_LIMIT_OF_STALL);
         let known = guest.is_shut_down(limit);
-        self.guest.is_unknown = known.is_none() && self.machine.record().running;
+        self.guest.is_unknown = known.is_none() && self.handover.record().running;
         if self.guest.is_unknown {
             self.watch.observer.notice(STATE_UNKNOWN);
         }
@@ -290,7 +290,7 @@ impl<'a> HandoverDriver<'a> {
             SHUT_DOWN
         } else if self.guest.is_unknown {
             STATE_UNKNOWN
-        } else if self.machine.record().running {
+        } else if self.handover.record().running {
             "the guest runs here, and all its pages have arrived"
         } else {
             "the guest is here, paused as it was, and all its pages have arrived"
@@ -338,8 +338,8 @@ impl<'a> HandoverDriver<'a> {
                 self.lose_links(cause.take());
                 Ok(())
             }
-            // Recording is the machine's, the others are `run`'s. (Only `give_up.rs` ends a guest
-            // that may have run.)
+            // Recording is the state machine's, the others are `run`'s. (Only `give_up.rs` ends a
+            // guest that may have run.)
             DestinationAction::Record(_)
             | DestinationAction::ResumeGuest
             | DestinationAction::DiscardGuest

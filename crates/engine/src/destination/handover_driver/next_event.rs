@@ -1,4 +1,4 @@
-//! The events of the handover machine: from the links, new connections, and time limits.
+//! The events of the handover's state machine: from the links, new connections, and time limits.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl HandoverDriver<'_> {
 
     /// Waits for an event for up to `wait`.
     pub(crate) fn observe(&mut self, wait: Duration) -> Observation {
-        let stage = self.machine.stage();
+        let stage = self.handover.stage();
         if stage == DestinationStage::Running && self.guest.resumed && self.missing_pages() == 0 {
             return Observation::Event(DestinationEvent::AllPagesReceived, None);
         }
@@ -124,7 +124,7 @@ impl HandoverDriver<'_> {
 
     /// Handles a new connection.
     fn accept_connection(&mut self, link: AcceptedLink) -> Observation {
-        if link.id != self.machine.record().id {
+        if link.id != self.handover.record().id {
             // It was accepted before this migration began.
             tracing::warn!(
                 peer = link.peer,
@@ -196,7 +196,7 @@ impl HandoverDriver<'_> {
 
     /// Pages that may be missing here were lost at the source.
     pub(crate) fn source_memory_lost(&self, reason: String) -> Observation {
-        match self.machine.stage() {
+        match self.handover.stage() {
             DestinationStage::Running if self.missing_pages() > 0 => {
                 Observation::Stop(DestinationFailure::SourceMemoryLost(reason))
             }

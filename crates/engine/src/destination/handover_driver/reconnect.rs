@@ -11,7 +11,7 @@ use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
-use crate::destination::session::{ControlLink, ExpectedLinks, Session};
+use crate::destination::session::{ControlLink, DestinationSession, ExpectedLinks};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::CancelFlag;
@@ -72,7 +72,7 @@ impl HandoverDriver<'_> {
         let huge = self.ram.layout().blocks().any(|(b, _)| b.host_page > 4096);
         // Buffers for huge pages were allocated for this number of links.
         let most = if huge {
-            self.machine.record().links.clamp(1, MAX_LINKS)
+            self.handover.record().links.clamp(1, MAX_LINKS)
         } else {
             MAX_LINKS
         };
@@ -117,9 +117,9 @@ impl HandoverDriver<'_> {
             limits: self.ram.layout().into(),
             stop,
         };
-        let mut session = Session::start(control, channel)?;
+        let mut session = DestinationSession::start(control, channel)?;
         let expected = ExpectedLinks {
-            id: self.machine.record().id,
+            id: self.handover.record().id,
             background: links,
             urgent: links > 0,
             frames: false,

@@ -32,13 +32,13 @@ impl HandoverDriver<'_> {
         &mut self,
         guest: &mut dyn DestinationGuest,
     ) -> Result<(), NotResumed> {
-        let complete = self.machine.stage() == DestinationStage::Complete;
-        if self.machine.record().started || guest.has_ended() && complete {
+        let complete = self.handover.stage() == DestinationStage::Complete;
+        if self.handover.record().started || guest.has_ended() && complete {
             self.guest.resumed = true;
             guest.watch_for_end();
             return Ok(());
         }
-        let running = self.machine.record().running;
+        let running = self.handover.record().running;
         let give_up = CancelFlag::new();
         let mut failed = None;
         let returned = match &self.links {
@@ -107,11 +107,11 @@ impl HandoverDriver<'_> {
             "the guest is here now, paused as it was"
         });
         let paused = self.source_paused;
-        self.machine.history().downtime = match running {
+        self.handover.history().downtime = match running {
             true => paused.map(|paused| resumed.saturating_duration_since(paused)),
             false => Some(Duration::ZERO),
         };
-        if let Err(error) = self.machine.set_started() {
+        if let Err(error) = self.handover.set_started() {
             // A warning is enough: another engine would resume it once more.
             tracing::warn!(error = %Report::new(&error), "recording that the guest runs");
         }
@@ -125,7 +125,7 @@ impl HandoverDriver<'_> {
     ) -> Result<(), DestinationFailure> {
         loop {
             let actions = self
-                .machine
+                .handover
                 .on(event)
                 .map_err(DestinationFailure::Journal)?;
             let mut lost = None;

@@ -18,10 +18,10 @@ pub(crate) fn finish_handover(
     first: DestinationEvent,
 ) -> Result<Account, ReceiveError> {
     let (watch, options, context) = (driver.watch, driver.options, Arc::clone(&driver.context));
-    let postcopy = driver.machine.record().postcopy;
-    let running = driver.machine.record().running;
+    let postcopy = driver.handover.record().postcopy;
+    let running = driver.handover.record().running;
     let resumed = context.live.is_resumed();
-    let history = driver.machine.record().history;
+    let history = driver.handover.record().history;
     let result = driver.run(guest, first)?;
     let account = Account {
         total_ms: total_ms(begun, resumed.then_some(&history)),

@@ -1,4 +1,4 @@
-//! Whether the source's guest fits the machine here. Nothing is changed.
+//! Whether the source's guest fits the VM here. Nothing is changed.
 
 use error_reporter::Report;
 use hikkoshi_linux::host_memory_available;
@@ -10,7 +10,7 @@ use crate::destination::postcopy::huge::staging::Size;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
 
-/// What was found when the source's guest was compared with the machine here.
+/// What was found when the source's guest was compared with the VM here.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     /// Every reason to refuse the guest.
@@ -27,24 +27,20 @@ impl Comparison {
         found
     }
 
-    /// Compares the source's guest with the machine here, and its disks with those here. `links`:
+    /// Compares the source's guest with the VM here, and its disks with those here. `links`:
     /// how many background links the source will open.
-    pub(super) fn new(
-        machine: &mut dyn DestinationGuest,
-        guest: &OfferedGuest,
-        links: u16,
-    ) -> Self {
+    pub(super) fn new(vm: &mut dyn DestinationGuest, guest: &OfferedGuest, links: u16) -> Self {
         let mut found = Self::default();
-        if machine.has_ended() {
-            found.add(text(DestinationFailure::process_ended(machine)));
+        if vm.has_ended() {
+            found.add(text(DestinationFailure::process_ended(vm)));
             return found;
         }
         // First: another device has other memory.
-        let others = guest.description.differences(machine.describe());
+        let others = guest.description.differences(vm.describe());
         let has_other_blocks = others
             .iter()
             .any(|other| matches!(other, Mismatch::Blocks(_)));
-        let here = machine.hardware();
+        let here = vm.hardware();
         for error in guest.machine.differences(&here.machine) {
             // The RAM blocks are listed with the auxiliary memory again.
             if !(has_other_blocks && error.is_memory()) {
@@ -74,7 +70,7 @@ impl Comparison {
                 "the source copies {copied} disks, and at most {MAX_COPIED_DISKS} can be copied"
             ));
         } else if !disks.disks.is_empty() {
-            match machine.compare_disks(disks) {
+            match vm.compare_disks(disks) {
                 Ok(compared) => {
                     compared.refused.into_iter().for_each(|why| found.add(why));
                     found.warnings.extend(compared.warnings);
@@ -82,12 +78,12 @@ impl Comparison {
                 Err(error) => found.add(text(error)),
             }
         }
-        let sizes = Size::all(machine.ram().layout(), links);
+        let sizes = Size::all(vm.ram().layout(), links);
         let staging = sizes.iter().map(Size::bytes).sum();
         let postcopy = room_for(staging, host_memory_available().ok()).err();
         let postcopy = postcopy
             .into_iter()
-            .chain(machine.postcopy_obstacles().into_iter().map(text));
+            .chain(vm.postcopy_obstacles().into_iter().map(text));
         found
             .obstacles
             .extend(postcopy.map(|reason| DestinationObstacle {
@@ -127,7 +123,7 @@ impl Comparison {
 }
 
 /// Whether there is memory to assemble huge pages. They are assembled in ordinary memory, not in
-/// the pool that they come from, as many as the source may send at once. A machine that runs out of
+/// the pool that they come from, as many as the source may send at once. A VM that runs out of
 /// memory in post-copy loses the guest.
 fn room_for(need: u64, available: Option<u64>) -> Result<(), String> {
     match available {

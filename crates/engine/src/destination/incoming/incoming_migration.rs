@@ -14,7 +14,7 @@ use crate::destination::network_frames::FrameReceiver;
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{PostcopyStart, PreparedPostcopy};
-use crate::destination::session::{Channel, Links, Session};
+use crate::destination::session::{Channel, DestinationSession, Links};
 use crate::disks::{DiskRelay, RelayStart};
 use crate::guest::DestinationGuest;
 use crate::network_frames::FrameDelivery;
@@ -23,7 +23,7 @@ use crate::report::{Live, Phase};
 #[derive(Debug)]
 pub(crate) struct IncomingMigration<'a> {
     pub(crate) run: DestinationRun<'a>,
-    pub(crate) session: Session,
+    pub(crate) session: DestinationSession,
     pub(crate) context: Arc<ReceiveContext>,
     /// The background links' receivers.
     pub(crate) receivers: Vec<JoinHandle<()>>,
@@ -48,7 +48,7 @@ impl<'a> IncomingMigration<'a> {
         let delivery = delivery(guest, &offer, run);
         let fault_threads = options.fault_threads_for(guest.describe().cpus);
         let ram = guest.ram();
-        let mut session = Session::start(offer.control, &mut Channel::new())?;
+        let mut session = DestinationSession::start(offer.control, &mut Channel::new())?;
         let expected = &offer.links;
         let links = session
             .await_links(

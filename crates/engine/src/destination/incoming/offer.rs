@@ -23,7 +23,7 @@ use hikkoshi_memory::RamWriter;
 /// How long a source may take to make its offer.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An accepted guest, and the machine prepared for it.
+/// An accepted guest, and the VM prepared for it.
 #[derive(Debug)]
 pub(crate) struct AcceptedOffer {
     pub(crate) control: ControlLink,
@@ -52,7 +52,7 @@ impl From<String> for NoGuest {
     }
 }
 
-/// Receives the source's offer and prepares the machine for it. A reason to refuse it is sent to
+/// Receives the source's offer and prepares the VM for it. A reason to refuse it is sent to
 /// the source, and returned here.
 ///
 /// `over` is called before a refused source is notified: it may connect again at once.
@@ -81,27 +81,27 @@ pub(crate) fn receive_offer<'a>(
                 frames: keeps_frames,
                 disks: u16::try_from(guest.disks.copied().count()).unwrap_or(u16::MAX),
             };
-            let machine = match host.machine(&guest) {
-                Ok(machine) => machine,
+            let vm = match host.vm(&guest) {
+                Ok(vm) => vm,
                 Err(error) => return Err(source.refuse(text(error))),
             };
-            let pages = machine.ram().layout().pages();
+            let pages = vm.ram().layout().pages();
             source.control.set_limits(Limits { pages });
             let ready = check_links(background_links)
-                .and_then(|()| Comparison::new(machine, &guest, background_links).refuse(postcopy))
-                .and_then(|warnings| Ok((make_ready(machine, &guest, postcopy)?, warnings)))
+                .and_then(|()| Comparison::new(vm, &guest, background_links).refuse(postcopy))
+                .and_then(|warnings| Ok((make_ready(vm, &guest, postcopy)?, warnings)))
                 .map_err(|reason| {
-                    if machine.has_ended() {
-                        return text(DestinationFailure::process_ended(machine));
+                    if vm.has_ended() {
+                        return text(DestinationFailure::process_ended(vm));
                     }
                     reason
                 });
             let ((memory, userfault), warnings) = match ready {
                 Ok(ready) => ready,
-                Err(reason) => return Err(source.refuse(give_back(machine, reason))),
+                Err(reason) => return Err(source.refuse(give_back(vm, reason))),
             };
-            if let Err(error) = source.accept(&warnings, host_pages(machine), watch) {
-                return Err(give_back(machine, text(&error)).into());
+            if let Err(error) = source.accept(&warnings, host_pages(vm), watch) {
+                return Err(give_back(vm, text(&error)).into());
             }
             let offer = AcceptedOffer {
                 control: source.control,
@@ -110,15 +110,12 @@ pub(crate) fn receive_offer<'a>(
                 memory,
                 userfault,
             };
-            Ok((machine, offer))
+            Ok((vm, offer))
         }
         ToDestination::Compare { guest } => {
-            let (host_pages, found) = match host.machine(&guest) {
+            let (host_pages, found) = match host.vm(&guest) {
                 // How many links it would open is not part of the question: as many as by default.
-                Ok(machine) => (
-                    host_pages(machine),
-                    Comparison::new(machine, &guest, default_links()),
-                ),
+                Ok(vm) => (host_pages(vm), Comparison::new(vm, &guest, default_links())),
                 Err(error) => (Vec::new(), Comparison::obstacle(text(error))),
             };
             over();
@@ -159,7 +156,7 @@ impl<'a> OfferingSource<'a> {
             .set_stall_timeout(options.stall_timeout)
             .map_err(text)?;
         let (stream, stop) = (Arc::new(link.stream), CancelFlag::new());
-        // No page is named before the machine is known.
+        // No page is named before the VM is known.
         let limits = Limits { pages: 0 };
         let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
         // Until the commit, cancelling ends calls that block on the link.
@@ -258,29 +255,29 @@ fn check_links(links: u16) -> Result<(), String> {
 type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
 
 fn make_ready(
-    machine: &mut dyn DestinationGuest,
+    vm: &mut dyn DestinationGuest,
     guest: &OfferedGuest,
     may_postcopy: bool,
 ) -> Result<Ready, String> {
-    machine.prepare().map_err(text)?;
+    vm.prepare().map_err(text)?;
     if guest.disks.copied().next().is_some() {
-        let disks = machine.copied_disks().map_err(text)?;
+        let disks = vm.copied_disks().map_err(text)?;
         disks.serve(&guest.disks).map_err(text)?;
     }
     let userfault = if may_postcopy {
-        Some(machine.take_userfault().map_err(text)?)
+        Some(vm.take_userfault().map_err(text)?)
     } else {
         None
     };
-    let mut memory = RamWriter::open(machine.ram()).map_err(text)?;
+    let mut memory = RamWriter::open(vm.ram()).map_err(text)?;
     // The first pre-copy round sends no holes, and pages not owed in post-copy hold zeros: the
-    // memory must be empty. A machine that has started holds firmware, for instance.
+    // memory must be empty. A VM that has started holds firmware, for instance.
     if may_postcopy {
         memory.drop_all().map_err(text)?;
     } else {
         memory.clear_all().map_err(text)?;
     }
-    install_absent(machine, &mut memory);
+    install_absent(vm, &mut memory);
     Ok((memory, userfault))
 }
 
@@ -299,7 +296,7 @@ fn install_absent(guest: &mut dyn DestinationGuest, memory: &mut RamWriter) {
     }
 }
 
-/// Releases the machine; a failure is appended to `reason`.
+/// Releases the VM; a failure is appended to `reason`.
 fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
     match guest.release() {
         Ok(()) => reason,

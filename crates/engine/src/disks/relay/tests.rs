@@ -6,7 +6,7 @@ use super::*;
 use hikkoshi_link::split;
 use hikkoshi_wire::Limits;
 
-/// Two relays with a link between them, and the sockets of both machines.
+/// Two relays with a link between them, and the sockets of both VMMs.
 struct Pair {
     relays: [DiskRelay; 2],
     machines: [UnixStream; 2],
@@ -105,7 +105,7 @@ fn a_server_that_closes_first_and_a_lost_link_are_failures() {
         };
         assert!(error.is_end(), "{error}");
     }
-    // Its machine sees the end.
+    // Its VMM sees the end.
     assert_eq!((&lost.machines[0]).read(&mut [0]).unwrap(), 0);
 }
 
@@ -169,7 +169,7 @@ fn an_orderly_end_ends_all_threads() {
     assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
 
-/// A machine with one request after the other.
+/// A VMM with one request after the other.
 struct OneByOne {
     waiting: Waiting,
 }
@@ -234,7 +234,7 @@ fn a_request_without_an_answer_ends_the_connection() {
     }
     assert!(pair.relays[0].take_failure().is_none());
     (&*source).write_all(b"write").unwrap();
-    // Until the connection is ended: the other machine reads nothing, and does not answer.
+    // Until the connection is ended: the other VMM reads nothing, and does not answer.
     assert_eq!((&*source).read(&mut [0]).unwrap(), 0);
     let failure = pair.relays[0].take_failure().unwrap();
     let DiskFailure::Stalled { disk, after } = failure else {
@@ -260,7 +260,7 @@ fn a_cancellation_frees_a_machine_that_waits() {
     assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
 
-/// The destination may close the connection before this side notices that its own machine has.
+/// The destination may close the connection before this side notices that its own VMM has.
 #[test]
 fn the_end_after_a_goodbye_is_no_failure() {
     let (pair, _cancel, failures) = watched();

@@ -13,7 +13,7 @@ use crate::disks::stall_timer::StallTimer;
 /// What the source needs to give up a connection.
 pub(crate) struct DiskWatch {
     pub(crate) stall_timeout: Duration,
-    /// Ends the connection: whatever the machine waits for, it fails then.
+    /// Ends the connection: whatever the VMM waits for, it fails then.
     pub(crate) cancel: CancelFlag,
     /// Called when the connection has failed.
     pub(crate) failed: Failed,

@@ -1,4 +1,4 @@
-//! An event for the machine, and its cause.
+//! An event for the state machine, and its cause.
 
 use hikkoshi_handover::SourceEvent;
 

@@ -18,7 +18,7 @@ impl HandoverDriver<'_> {
         cause: Option<SourceFailure>,
         result: &mut CompletionReport,
     ) -> Result<CompletionReport, MigrateError> {
-        if self.machine.stage() != SourceStage::Done {
+        if self.handover.stage() != SourceStage::Done {
             let cause = cause.unwrap_or(SourceFailure::Interrupted);
             return Err(self.resume_at_source(cause));
         }
@@ -42,7 +42,7 @@ impl HandoverDriver<'_> {
 
     /// Ends a handover that cannot continue in this engine.
     pub(crate) fn give_up(&mut self, cause: SourceFailure) -> MigrateError {
-        if self.machine.stage() == SourceStage::Owned {
+        if self.handover.stage() == SourceStage::Owned {
             return self.resume_at_source(cause);
         }
         if self.is_memory_lost(&cause) {
@@ -74,7 +74,7 @@ impl HandoverDriver<'_> {
             // Another engine or the guard resumed the guest, without a link.
             notify_guest_kept::send(
                 self.remote,
-                self.machine.record().id,
+                self.handover.record().id,
                 &*self.shared.observer,
             );
         }
@@ -83,7 +83,7 @@ impl HandoverDriver<'_> {
 
     /// Keeps all state for another engine. Returns the error.
     pub(crate) fn interrupted(&self, cause: SourceFailure) -> MigrateError {
-        let outcome = match self.machine.stage() {
+        let outcome = match self.handover.stage() {
             SourceStage::Owned => Outcome::AtSource,
             SourceStage::Committed => Outcome::Paused,
             SourceStage::HandedOver | SourceStage::Done => Outcome::AtDestination,

@@ -8,12 +8,12 @@ use crate::source::postcopy::PreparedPostcopy;
 use crate::source::postcopy::answer_requests::RequestAnswerer;
 use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::pusher::Pushers;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 
 /// The links to a destination, and the threads that work on them.
 #[derive(Debug)]
 pub(crate) struct ActiveLinks {
-    pub(crate) session: Session,
+    pub(crate) session: SourceSession,
     urgent: Option<RequestAnswerer>,
     /// The background links, before the pushers are started.
     pub(crate) idle: Option<(Vec<BackgroundSender>, Arc<PushPolicy>)>,
@@ -23,7 +23,7 @@ pub(crate) struct ActiveLinks {
 }
 
 impl ActiveLinks {
-    pub(crate) fn new(session: Session, postcopy: Option<PreparedPostcopy>) -> Self {
+    pub(crate) fn new(session: SourceSession, postcopy: Option<PreparedPostcopy>) -> Self {
         let (urgent, idle) = match postcopy {
             Some(PreparedPostcopy {
                 urgent,

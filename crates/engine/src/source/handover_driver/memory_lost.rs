@@ -22,7 +22,7 @@ impl HandoverDriver<'_> {
     /// Whether `cause` is a page that the destination needs, and that was lost.
     pub(crate) fn is_memory_lost(&self, cause: &SourceFailure) -> bool {
         let handed_over = matches!(
-            self.machine.stage(),
+            self.handover.stage(),
             SourceStage::Committed | SourceStage::HandedOver
         );
         match cause {

@@ -1,6 +1,6 @@
 //! The source from the destination's *Ready* to the last page.
 //!
-//! The driver feeds events to the machine of `hikkoshi-handover` and performs
+//! The driver feeds events to the state machine of `hikkoshi-handover` and performs
 //! its actions. The main thread waits for events (`next_event.rs`). The urgent
 //! thread answers page requests (`postcopy/answer_requests.rs`), and a thread for each
 //! background link pushes all other pages (`postcopy/pusher.rs`).
@@ -28,11 +28,11 @@ use crate::source::unsent::UnsentPages;
 use event_with_cause::{DOING, EventWithCause};
 pub(crate) use links::ActiveLinks;
 
-/// Performs the actions of the source's machine, from *Ready* on.
+/// Performs the actions of the source's state machine, from *Ready* on.
 pub(crate) struct HandoverDriver<'a> {
     pub(crate) shared: &'a MigrationContext,
     pub(crate) guest: &'a mut dyn SourceGuest,
-    pub(crate) machine: &'a mut RecordedSource,
+    pub(crate) handover: &'a mut RecordedSource,
     pub(crate) remote: &'a Remote,
     pub(crate) unsent: Arc<UnsentPages>,
     pub(crate) active: Option<ActiveLinks>,
@@ -59,7 +59,7 @@ pub(crate) struct CompletionReport {
 
 /// What follows from an action.
 enum Step {
-    /// An event for the machine.
+    /// An event for the state machine.
     Next(EventWithCause),
     Finished(Box<Result<CompletionReport, MigrateError>>),
 }
@@ -73,16 +73,16 @@ impl HandoverDriver<'_> {
         let mut event = EventWithCause::from(first);
         if first != SourceEvent::Restarted {
             let missing = self.unsent.count();
-            self.machine.history().missing_pages = Some(missing);
+            self.handover.history().missing_pages = Some(missing);
         }
         loop {
             self.note_guest_runs(event.event);
             let restarted = event.event == SourceEvent::Restarted;
-            let actions = match self.machine.on(event.event) {
+            let actions = match self.handover.on(event.event) {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.give_up(SourceFailure::Journal(error))),
             };
-            self.shared.control.follow(self.machine.stage());
+            self.shared.control.follow(self.handover.stage());
             if event.event == SourceEvent::GuestResumed {
                 let session = self.active.as_ref().map(|active| &active.session);
                 if let Some(frames) = session.and_then(|session| session.frames.as_ref()) {
@@ -189,7 +189,7 @@ impl HandoverDriver<'_> {
                 | SourceEvent::ShutDown
                 | SourceEvent::Connected(DestinationStage::Running | DestinationStage::Complete)
         );
-        if !says_so || self.machine.stage() != SourceStage::Committed {
+        if !says_so || self.handover.stage() != SourceStage::Committed {
             return;
         }
         let resumed = Instant::now();
@@ -197,14 +197,14 @@ impl HandoverDriver<'_> {
         self.shared.steps.end(resumed);
         // `running` is the state at the pause: the guest's owner may have paused it
         // since.
-        self.machine.history().downtime = match self.guest.describe().running {
+        self.handover.history().downtime = match self.guest.describe().running {
             true => self.paused.map(|paused| resumed.duration_since(paused)),
             false => Some(Duration::ZERO),
         };
     }
 }
 
-/// A *Declined* that the machine does not act on becomes a protocol error.
+/// A *Declined* that the state machine does not act on becomes a protocol error.
 fn contradicted_decline(cause: SourceFailure) -> SourceFailure {
     match cause {
         SourceFailure::Declined(reason) => SourceFailure::Link {

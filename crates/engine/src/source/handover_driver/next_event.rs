@@ -15,14 +15,14 @@ const TOO_LATE: &str = "too late to cancel: the destination was asked to run the
                         answered; waiting for its answer";
 
 impl HandoverDriver<'_> {
-    /// Waits for the next event for the machine.
+    /// Waits for the next event for the state machine.
     pub(crate) fn next_event(
         &mut self,
         result: &mut CompletionReport,
         cancel_reported: &mut bool,
     ) -> Result<EventWithCause, MigrateError> {
         loop {
-            let handed_over = self.machine.stage() == SourceStage::HandedOver;
+            let handed_over = self.handover.stage() == SourceStage::HandedOver;
             if handed_over && self.shared.cancel.take() {
                 // `take` resets the flag: cancelling a second time, after the links are
                 // lost, ends the attempts to reconnect.
@@ -34,7 +34,7 @@ impl HandoverDriver<'_> {
             }
             if !handed_over && self.shared.cancel.is_cancelled() && !*cancel_reported {
                 *cancel_reported = true;
-                if self.machine.stage() == SourceStage::Committed && self.active.is_some() {
+                if self.handover.stage() == SourceStage::Committed && self.active.is_some() {
                     self.shared.observer.notice(TOO_LATE);
                 }
                 return Ok(SourceEvent::Cancelled.into());
@@ -119,8 +119,8 @@ impl HandoverDriver<'_> {
         if let Some(resumed) = self.committed.and_then(|sent| sent.checked_add(time)) {
             self.shared.steps.likely_end(resumed);
         }
-        self.machine.history().likely_downtime = self.shared.steps.likely_downtime();
-        if let Err(error) = self.machine.write() {
+        self.handover.history().likely_downtime = self.shared.steps.likely_downtime();
+        if let Err(error) = self.handover.write() {
             // A later engine does not report it then.
             tracing::warn!(error = %Report::new(&error), "recording how long the guest was paused");
         }

@@ -12,7 +12,7 @@ use crate::source::handover_driver::HandoverDriver;
 use crate::source::handover_driver::event_with_cause::DOING;
 use crate::source::handover_driver::links::ActiveLinks;
 use crate::source::postcopy::PreparedPostcopy;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 
 impl HandoverDriver<'_> {
     /// Closes the links and tries to connect again, for as long as the retry
@@ -100,17 +100,17 @@ impl HandoverDriver<'_> {
 
     /// Makes one attempt to connect.
     fn connect(&mut self) -> Result<SourceEvent, SourceFailure> {
-        let stage = self.machine.stage();
-        let id = self.machine.record().id;
+        let stage = self.handover.stage();
+        let id = self.handover.record().id;
         let (mut session, links, there) =
-            Session::resume(self.shared, self.remote, id, stage, &self.unsent)?;
+            SourceSession::resume(self.shared, self.remote, id, stage, &self.unsent)?;
         if let Some(what) = session.left_to_do.take() {
             self.keep_left_to_do(what);
         }
         let progress_begun = session.urgent.is_some();
         if progress_begun {
             // Before a page is sent: this is the number of missing pages.
-            let total = self.machine.record().history.missing_pages;
+            let total = self.handover.record().history.missing_pages;
             let missing = self.unsent.count();
             self.shared.progress.resume_postcopy(missing, total);
         }

@@ -24,7 +24,7 @@ use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
 use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
 use crate::source::repeat_counter::{RepeatCounter, SentAs};
-use crate::source::session::{Session, SourceSessionEvent};
+use crate::source::session::{SourceSession, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity, message_name};
 use hikkoshi_linux::PriorityClass;
@@ -49,7 +49,7 @@ impl RequestAnswerer {
     /// Starts to answer requests on the urgent link.
     pub(crate) fn start(
         shared: &MigrationContext,
-        session: &Session,
+        session: &SourceSession,
         (mut reader, writer): (LinkReader, LinkWriter),
         unsent: &Arc<UnsentPages>,
         policy: &Arc<PushPolicy>,

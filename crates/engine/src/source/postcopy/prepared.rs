@@ -8,7 +8,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::answer_requests::RequestAnswerer;
 use crate::source::postcopy::push_policy::PushPolicy;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 use crate::source::unsent::UnsentPages;
 
 /// Post-copy before the guest runs: requests are answered, nothing is pushed.
@@ -27,7 +27,7 @@ impl PreparedPostcopy {
     /// stay idle.
     pub(crate) fn start(
         shared: &MigrationContext,
-        session: &Session,
+        session: &SourceSession,
         urgent: (LinkReader, LinkWriter),
         links: Vec<BackgroundSender>,
         unsent: &Arc<UnsentPages>,

@@ -18,7 +18,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
 use crate::source::repeat_counter::{RepeatCounter, SentAs};
-use crate::source::session::{Session, SourceSessionEvent};
+use crate::source::session::{SourceSession, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
 use hikkoshi_linux::CancelFlag;
@@ -42,7 +42,7 @@ impl Pushers {
     /// Starts to push on each of `links`. The guest runs at the destination.
     pub(crate) fn start(
         shared: &MigrationContext,
-        session: &Session,
+        session: &SourceSession,
         links: Vec<BackgroundSender>,
         unsent: &Arc<UnsentPages>,
         policy: &Arc<PushPolicy>,

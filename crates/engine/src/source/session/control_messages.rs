@@ -9,10 +9,10 @@ use hikkoshi_wire::ToSource;
 
 use crate::control_link::REASON_TIMEOUT;
 use crate::source::error::SourceFailure;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 use crate::source::session::event::{CONTROL, CommitState, SourceSessionEvent};
 
-impl Session {
+impl SourceSession {
     /// Waits for the next message; `None` after a tick without one.
     pub(crate) fn receive(
         &mut self,

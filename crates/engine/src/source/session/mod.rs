@@ -32,7 +32,7 @@ pub(crate) use event::{CommitState, SourceSessionEvent};
 
 /// All links to one destination.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct SourceSession {
     control: LinkWriter,
     events: Receiver<SourceSessionEvent>,
     sender: SyncSender<SourceSessionEvent>,
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     pub(crate) left_to_do: Option<String>,
 }
 
-impl Session {
+impl SourceSession {
     /// The guest is to be paused soon: see [`FrameCapture::prepare`].
     pub(crate) fn prepare_frames(&mut self) {
         if let Some(frames) = &mut self.frames {
@@ -244,7 +244,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for SourceSession {
     fn drop(&mut self) {
         self.close();
     }

@@ -8,7 +8,7 @@ use hikkoshi_wire::{ToDestination, ToSource};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 use crate::source::session::event::{CONTROL, SourceSessionEvent};
 
 /// How long the destination may take to close its links: closing them here could destroy the
@@ -40,7 +40,7 @@ pub(super) fn notify(
     failure
 }
 
-impl Session {
+impl SourceSession {
     /// Notifies the destination of this failure, and waits until it has closed its links. Returns
     /// whether it was notified.
     pub(crate) fn notify_memory_lost(&mut self, failure: &SourceFailure) -> bool {

@@ -8,12 +8,12 @@ use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, ToDestination};
 
 use crate::guest::SourceGuest;
 use crate::source::error::SourceFailure;
-use crate::source::session::Session;
+use crate::source::session::SourceSession;
 
 /// Sends the device state; returns its length and checksum.
 pub(crate) fn send_device_state(
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
     give_up: &CancelFlag,
 ) -> Result<DeviceStateDigest, SourceFailure> {
     let mut sink = StateSink {
@@ -35,7 +35,7 @@ pub(crate) fn send_device_state(
 
 /// Splits the device state into messages.
 struct StateSink<'a> {
-    session: &'a mut Session,
+    session: &'a mut SourceSession,
     digest: DeviceStateDigest,
     chunk: Vec<u8>,
     /// The link's failure, which an [`io::Error`] cannot contain.

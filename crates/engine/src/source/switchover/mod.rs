@@ -44,7 +44,7 @@ use crate::source::context::MigrationContext;
 use crate::source::disks;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::PreparedPostcopy;
-use crate::source::session::{CommitState, Session};
+use crate::source::session::{CommitState, SourceSession};
 use crate::source::unsent::UnsentPages;
 pub(crate) use deadline::Deadline;
 use device_state::send_device_state;
@@ -68,7 +68,7 @@ pub(crate) struct ReadySwitchover {
 pub(crate) fn switch(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
     rest: LastPages,
     unsent: &Arc<UnsentPages>,
 ) -> Result<ReadySwitchover, SourceFailure> {
@@ -103,7 +103,7 @@ pub(crate) fn switch(
 fn prepare(
     shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
-    session: &mut Session,
+    session: &mut SourceSession,
     rest: LastPages,
     unsent: &Arc<UnsentPages>,
     give_up: &CancelFlag,

@@ -5,7 +5,7 @@ use hikkoshi_wire::{PageRanges, ToDestination, ToSource};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::session::{CommitState, DISCARD_TIMEOUT, Session};
+use crate::source::session::{CommitState, DISCARD_TIMEOUT, SourceSession};
 use crate::source::switchover::last_pages::LastPages;
 use crate::source::unsent::UnsentPages;
 
@@ -22,7 +22,7 @@ const FEW_DISCARDS: usize = 1000;
 /// stale pages, and waits until it has dropped them.
 pub(crate) fn discard_stale_pages(
     shared: &MigrationContext,
-    session: &mut Session,
+    session: &mut SourceSession,
     rest: &LastPages,
     unsent: &UnsentPages,
 ) -> Result<(), SourceFailure> {
@@ -59,7 +59,7 @@ pub(crate) fn discard_stale_pages(
 /// Waits until the destination has dropped the stale pages.
 fn wait_for_discards(
     shared: &MigrationContext,
-    session: &mut Session,
+    session: &mut SourceSession,
 ) -> Result<(), SourceFailure> {
     let doing = "waiting for the destination to drop stale pages";
     session.send(&ToDestination::DiscardEnd, doing)?;
@@ -84,7 +84,7 @@ pub(crate) enum PausedPass {
 /// the switchover fails the log is not used again.
 pub(crate) fn discard_newly_dirty(
     shared: &MigrationContext,
-    session: &mut Session,
+    session: &mut SourceSession,
     rest: &LastPages,
     unsent: &UnsentPages,
     pass: PausedPass,
@@ -104,7 +104,7 @@ pub(crate) fn discard_newly_dirty(
 }
 
 /// Asks the destination to drop `ranges`, which follow in post-copy.
-fn discard(session: &mut Session, ranges: &[PageRange]) -> Result<(), SourceFailure> {
+fn discard(session: &mut SourceSession, ranges: &[PageRange]) -> Result<(), SourceFailure> {
     for ranges in PageRanges::batches(ranges.iter().copied()) {
         session.send(
             &ToDestination::Discard { ranges },

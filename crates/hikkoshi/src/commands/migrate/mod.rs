@@ -30,17 +30,17 @@ use crate::journal::{JournalFile, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::security;
-use crate::status::{Session, SessionInfo};
+use crate::status::{RunInfo, RunPublisher};
 
 /// The guest does what it did, whatever that was.
 const UNCHANGED: &str = "nothing was changed";
 
 pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
     let cancel = signals::cancel_on_signals().map_err(before_search(&args.recovery))?;
-    let session = Session::new(
+    let publisher = RunPublisher::new(
         &args.output,
         &args.recovery.journals.path(),
-        SessionInfo {
+        RunInfo {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
             qmp: None,
@@ -52,13 +52,13 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
         },
     );
     let result = match (&args.recovery.resume, &args.ssh.ssh) {
-        (None, Some(host)) => ssh::start(args, host, cancel, &session),
-        (None, None) => destination(args).and_then(|to| start(args, &to, cancel, &session)),
+        (None, Some(host)) => ssh::start(args, host, cancel, &publisher),
+        (None, None) => destination(args).and_then(|to| start(args, &to, cancel, &publisher)),
         (Some(file), _) if args.give_up.give_up => give_up::source(args, file.as_deref(), cancel),
-        (Some(file), Some(host)) => ssh::resume(args, file.as_deref(), host, cancel, &session),
-        (Some(file), None) => resume::resume(args, file.as_deref(), cancel, &session),
+        (Some(file), Some(host)) => ssh::resume(args, file.as_deref(), host, cancel, &publisher),
+        (Some(file), None) => resume::resume(args, file.as_deref(), cancel, &publisher),
     };
-    session.end(&result);
+    publisher.end(&result);
     result
 }
 
@@ -122,11 +122,11 @@ fn start(
     args: &Migrate,
     destination: &Destination<'_>,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let monitor = monitor::named(NamedGuest::source(args), &args.moved_domain)?;
     let folder = args.recovery.journals.path();
-    let observer = session.observer();
+    let observer = publisher.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
     // A daemon starts a machine for the guest, so it is asked when it is known that the guest can
     // be moved. But measuring the line to it comes before the mode, and that before attaching.
@@ -144,7 +144,7 @@ fn start(
         .as_ref()
         .and_then(|chosen| chosen.working_set.clone())
     {
-        session.set_working_set(measured);
+        publisher.set_working_set(measured);
     }
     let options = args.options();
     let phases = args.engine_options(&options).phases();
@@ -171,7 +171,7 @@ fn start(
     }
     let attached = AttachedSource {
         args,
-        session,
+        publisher,
         options,
         remote: receiver.remote.clone(),
         security: args.security.clone(),

@@ -19,7 +19,7 @@ use crate::journal::SourceEntry;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::streams;
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU there has ended. \
                     Unless the guest was shut down there, the changes to its memory since the \
@@ -61,7 +61,7 @@ pub(super) fn guest_now(
 
 /// Reports the outcome. `extras`: what else this side reports.
 pub(super) fn report(
-    session: &Session,
+    publisher: &RunPublisher,
     result: Result<Account, MigrateError>,
     journal: &Path,
     qemu: &SourceQemu<'_>,
@@ -91,7 +91,7 @@ pub(super) fn report(
                 )),
                 _ => qemu_pid.map(how_to_end),
             };
-            print_result(&account, session, what, next.as_deref(), extras)?;
+            print_result(&account, publisher, what, next.as_deref(), extras)?;
             return Ok(ExitStatus::after_move(account.guest_state));
         }
         Err(error) => error,

@@ -20,7 +20,7 @@ use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::streams;
 use crate::security;
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// Another engine has received what became of the domain's configuration.
 const NOT_KNOWN: &str = "whether the domain was made persistent at the destination is not known \
@@ -31,7 +31,7 @@ pub(super) fn resume(
     args: &Migrate,
     file: Option<&Path>,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let (file, mut entry) =
         find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.recovery, file)?;
@@ -76,7 +76,7 @@ pub(super) fn resume(
     let record = entry.engine;
     let attached = AttachedSource {
         args,
-        session,
+        publisher,
         options,
         remote,
         security,

@@ -27,7 +27,7 @@ use crate::journal::JournalFile;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::security;
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// The guest that is moved, as far as it is left.
 pub(super) enum AttachedGuest {
@@ -55,7 +55,7 @@ impl AttachedGuest {
 /// A guest that is attached, and the locked journal of its migration.
 pub(super) struct AttachedSource<'a> {
     pub args: &'a Migrate,
-    pub session: &'a Session,
+    pub publisher: &'a RunPublisher,
     pub options: MigrateOptions,
     /// Where the guest goes, and how the links are protected.
     pub remote: Remote,
@@ -76,7 +76,7 @@ pub(super) struct AttachedSource<'a> {
 /// free by then.
 pub(super) struct SourceRun<'a> {
     args: &'a Migrate,
-    session: &'a Session,
+    publisher: &'a RunPublisher,
     options: MigrateOptions,
     remote: Remote,
     monitor: Arc<dyn Monitor>,
@@ -128,12 +128,12 @@ impl<'a> AttachedSource<'a> {
                     failed(Reason::Journal, &io::Error::other(what))
                 })?;
         }
-        self.session.set_guest(&monitor::guest_name(&identity));
-        self.session.set_monitor(&identity.monitor);
-        security::warn_of_readable_key(&self.security.certificates, &*self.session.observer());
+        self.publisher.set_guest(&monitor::guest_name(&identity));
+        self.publisher.set_monitor(&identity.monitor);
+        security::warn_of_readable_key(&self.security.certificates, &*self.publisher.observer());
         Ok(SourceRun {
             args: self.args,
-            session: self.session,
+            publisher: self.publisher,
             options: self.options,
             remote: self.remote,
             monitor: self.monitor,
@@ -159,11 +159,11 @@ impl SourceRun<'_> {
         ) -> Result<Account, MigrateError>,
     ) -> Result<ExitStatus, Exit> {
         let control = SourceControl::new();
-        self.session.set_control(&control);
+        self.publisher.set_control(&control);
         let watch = MigrateControl {
             cancel,
             control,
-            observer: self.session.observer(),
+            observer: self.publisher.observer(),
             journal: Arc::<SourceJournal>::clone(&self.journal),
         };
         let name = monitor::guest_name(&self.identity);
@@ -198,6 +198,6 @@ impl SourceRun<'_> {
             quit,
             auto: self.auto.cloned(),
         };
-        outcome::report(self.session, result, self.journal.path(), &qemu, extras)
+        outcome::report(self.publisher, result, self.journal.path(), &qemu, extras)
     }
 }

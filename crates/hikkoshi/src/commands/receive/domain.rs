@@ -25,7 +25,7 @@ use crate::journal::{DestinationEntry, JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::security::Acceptor;
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// A guest is refused.
 #[derive(Debug, Error)]
@@ -61,7 +61,7 @@ pub(super) fn start(
     args: &Receive,
     uri: &str,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let acceptor = Acceptor::new(args, run::address(args)?)?;
     if !args.guest.devices.allow_device.is_empty() {
@@ -78,7 +78,7 @@ pub(super) fn start(
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
-    let run = DestinationRun::new(args, session, acceptor)?;
+    let run = DestinationRun::new(args, publisher, acceptor)?;
     let journal = Arc::new(LaterJournal::default());
     let mut host = DomainHost {
         options,
@@ -91,7 +91,7 @@ pub(super) fn start(
         journal: Arc::clone(&journal),
         run: &run,
         guest: None,
-        session,
+        publisher,
     };
     let kept = Arc::<LaterJournal>::clone(&journal);
     let result = run.receive(
@@ -113,7 +113,7 @@ pub(super) fn start(
         monitor::discard_received(&guest.reattach_info().get().identity.monitor, &folder);
     }
     let path = journal.path().unwrap_or(folder);
-    outcome::report(session, result, &path, has_ended, outcome::After::Domain)
+    outcome::report(publisher, result, &path, has_ended, outcome::After::Domain)
 }
 
 fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
@@ -158,11 +158,11 @@ struct DomainHost<'a> {
     journal: Arc<LaterJournal>,
     run: &'a DestinationRun<'a>,
     guest: Option<QemuDestination>,
-    session: &'a Session,
+    publisher: &'a RunPublisher,
 }
 
 impl DestinationHost for DomainHost<'_> {
-    fn machine(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError> {
+    fn vm(&mut self, offered: &OfferedGuest) -> Result<&mut dyn DestinationGuest, GuestError> {
         self.discard();
         let domain = offered.domain.as_ref();
         let domain = domain.ok_or_else(|| GuestError::new(RefuseError::NoDomain))?;
@@ -171,7 +171,7 @@ impl DestinationHost for DomainHost<'_> {
             Domain::known(&self.options.uri, &domain.uuid, &domain.name).received_in(&self.folder);
         unfinished::check_folder(&self.folder, &known)
             .map_err(|exit| GuestError::new(RefuseError::Unfinished(exit.text())))?;
-        self.session.set_guest(&domain.name);
+        self.publisher.set_guest(&domain.name);
         let running = offered.description.running;
         let machine = self
             .options

@@ -35,7 +35,7 @@ use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::security::Acceptor;
-use crate::status::{Session, SessionInfo};
+use crate::status::{RunInfo, RunPublisher};
 
 pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
     let cancel = signals::cancel_on_signals().map_err(before_search(&args.recovery))?;
@@ -44,10 +44,10 @@ pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
 
 /// Receives one guest, whatever has started this process.
 pub(super) fn receive_guest(args: &Receive, cancel: CancelFlag) -> Result<ExitStatus, Exit> {
-    let session = Session::new(
+    let publisher = RunPublisher::new(
         &args.output,
         &args.recovery.journals.path(),
-        SessionInfo {
+        RunInfo {
             side: Side::Destination,
             guest: shown_name::by_options(args),
             qmp: None,
@@ -57,14 +57,14 @@ pub(super) fn receive_guest(args: &Receive, cancel: CancelFlag) -> Result<ExitSt
     );
     let result = match &args.recovery.resume {
         None => match (&args.guest.domain.connect, &args.guest.template) {
-            (Some(uri), _) => domain::start(args, uri, cancel, &session),
-            (None, Some(file)) => start_from_template(args, file, cancel, &session),
-            (None, None) => start(args, None, cancel, &session),
+            (Some(uri), _) => domain::start(args, uri, cancel, &publisher),
+            (None, Some(file)) => start_from_template(args, file, cancel, &publisher),
+            (None, None) => start(args, None, cancel, &publisher),
         },
         Some(file) if args.give_up.give_up => give_up::destination(args, file.as_deref(), cancel),
-        Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
+        Some(file) => resume::resume(args, file.as_deref(), cancel, &publisher),
     };
-    session.end(&result);
+    publisher.end(&result);
     result
 }
 
@@ -73,12 +73,12 @@ fn start_from_template(
     args: &Receive,
     file: &Path,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let qemu = TemplateQemu::start(args, file, &cancel)?;
     let mut args = args.clone();
     args.guest.qmp = Some(qemu.qmp().to_owned());
-    let result = start(&args, Some(qemu.mark()), cancel, session);
+    let result = start(&args, Some(qemu.mark()), cancel, publisher);
     qemu.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
     result
 }
@@ -88,7 +88,7 @@ fn start(
     args: &Receive,
     mark: Option<&Arc<WaitingMark>>,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let acceptor = Acceptor::new(args, run::address(args)?)?;
     // Before QEMU is used: a daemon may end it until then.
@@ -111,10 +111,10 @@ fn start(
         Exit::new(ExitStatus::AtSource, Reason::System, what)
     })?;
     let identity = guest.reattach_info().get().identity;
-    session.set_guest(&shown_name::of_waiting(args, &identity));
-    session.set_monitor(&identity.monitor);
+    publisher.set_guest(&shown_name::of_waiting(args, &identity));
+    publisher.set_monitor(&identity.monitor);
     let file = journal_file(&folder, &identity)?;
-    let run = DestinationRun::new(args, session, acceptor)?;
+    let run = DestinationRun::new(args, publisher, acceptor)?;
     // Not if another engine has the address: it may be the one that resumes an earlier migration.
     if let Some(link) = &args.recovery.journal_link {
         journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
@@ -153,7 +153,7 @@ fn start(
         (None, true) => After::Unused,
         (None, false) => After::Used,
     };
-    outcome::report(session, result, journal.path(), guest.has_ended(), after)
+    outcome::report(publisher, result, journal.path(), guest.has_ended(), after)
 }
 
 /// Locks the mark of a machine that was started for another guest, whose receiver was killed.

@@ -12,7 +12,7 @@ use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.
 pub(super) const AT_SOURCE: &str =
@@ -53,14 +53,14 @@ pub(super) fn is_gone(error: &ReceiveError, qemu_has_ended: bool) -> bool {
 
 /// Reports the outcome. `qemu_has_ended` is about the destination's QEMU.
 pub(super) fn report(
-    session: &Session,
+    publisher: &RunPublisher,
     result: Result<Account, ReceiveError>,
     journal: &Path,
     qemu_has_ended: bool,
     after: After,
 ) -> Result<ExitStatus, Exit> {
     let error = match result {
-        Ok(account) => return success(session, &account, journal),
+        Ok(account) => return success(publisher, &account, journal),
         Err(error) => error,
     };
     if let DestinationFailure::SourceMemoryLost(_) = error.cause
@@ -141,7 +141,11 @@ fn source_memory_lost(error: &ReceiveError, journal: &Path) -> Exit {
         .resumed_by(give_up)
 }
 
-fn success(session: &Session, account: &Account, journal: &Path) -> Result<ExitStatus, Exit> {
+fn success(
+    publisher: &RunPublisher,
+    account: &Account,
+    journal: &Path,
+) -> Result<ExitStatus, Exit> {
     let what = match account.guest_state {
         GuestState::Running => "the guest runs here",
         GuestState::Paused => "the guest is here, paused as before",
@@ -151,9 +155,9 @@ fn success(session: &Session, account: &Account, journal: &Path) -> Result<ExitS
              (query-status tells)"
         }
     };
-    print_result(account, session, what, None, SourceExtras::default())?;
+    print_result(account, publisher, what, None, SourceExtras::default())?;
     if journal.exists() {
-        session.observer().notice(&format!(
+        publisher.observer().notice(&format!(
             "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \
              has not ended with success there, run it with --resume there, and here: {}",
             resume_command::<DestinationEntry>(journal)

@@ -24,14 +24,14 @@ use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security::Acceptor;
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
 pub(super) fn resume(
     args: &Receive,
     file: Option<&Path>,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let named = monitor::named_destination(args);
     let (file, mut entry) = find::<DestinationEntry>(named.as_ref(), &args.recovery, file)
@@ -97,11 +97,11 @@ pub(super) fn resume(
         Acceptor::resumed(&security, &listen, entry.security.take()).map_err(&not_resumed)?;
     let options = args.guest.options_over(&entry.options);
     let plaintext = security.plaintext;
-    let run = DestinationRun::listen(args, session, options, plaintext, acceptor, &listen)
+    let run = DestinationRun::listen(args, publisher, options, plaintext, acceptor, &listen)
         .map_err(&not_resumed)?;
     let journal = Arc::new(run.journal(file, reattach_info, mark.clone()));
-    session.set_guest(&shown_name::of_resumed(args, &folder, &identity));
-    session.set_monitor(&identity.monitor);
+    publisher.set_guest(&shown_name::of_resumed(args, &folder, &identity));
+    publisher.set_monitor(&identity.monitor);
     // Before the source connects.
     let state = match guest.has_ended() {
         true => guest_state::without_qemu(entry.engine.stage),
@@ -125,7 +125,7 @@ pub(super) fn resume(
         }
         _ => After::Used,
     };
-    outcome::report(session, result, journal.path(), has_ended, after)
+    outcome::report(publisher, result, journal.path(), has_ended, after)
 }
 
 /// Whether pages of the guest may be missing.

@@ -24,12 +24,12 @@ use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security::{self, Acceptor};
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 /// A destination that listens, which nobody has been told yet.
 pub(super) struct DestinationRun<'a> {
     args: &'a Receive,
-    session: &'a Session,
+    publisher: &'a RunPublisher,
     options: ReceiveOptions,
     plaintext: bool,
     acceptor: Acceptor,
@@ -55,13 +55,20 @@ impl<'a> DestinationRun<'a> {
     /// Listens for the source of a new migration.
     pub(super) fn new(
         args: &'a Receive,
-        session: &'a Session,
+        publisher: &'a RunPublisher,
         acceptor: Acceptor,
     ) -> Result<Self, Exit> {
         let waiting = wait_for_source(args, acceptor.prints_invitation(args));
         let plaintext = args.security.plaintext;
         let options = args.guest.options();
-        let run = Self::listen(args, session, options, plaintext, acceptor, address(args)?)?;
+        let run = Self::listen(
+            args,
+            publisher,
+            options,
+            plaintext,
+            acceptor,
+            address(args)?,
+        )?;
         Ok(Self {
             listener: run.listener.with_wait_limit(waiting),
             ..run
@@ -71,7 +78,7 @@ impl<'a> DestinationRun<'a> {
     /// Listens for the source of a migration that is resumed with these options.
     pub(super) fn listen(
         args: &'a Receive,
-        session: &'a Session,
+        publisher: &'a RunPublisher,
         options: ReceiveOptions,
         plaintext: bool,
         acceptor: Acceptor,
@@ -81,7 +88,7 @@ impl<'a> DestinationRun<'a> {
         let listener = acceptor.bind(address)?.with_priority(priority);
         Ok(Self {
             args,
-            session,
+            publisher,
             options,
             plaintext,
             acceptor,
@@ -120,7 +127,7 @@ impl<'a> DestinationRun<'a> {
             &ReceiveControl,
         ) -> Result<Account, ReceiveError>,
     ) -> Result<Result<Account, ReceiveError>, Exit> {
-        let observer = self.session.observer();
+        let observer = self.publisher.observer();
         security::warn_of_readable_key(&self.args.security.certificates, &*observer);
         match announcement {
             Announcement::New => {

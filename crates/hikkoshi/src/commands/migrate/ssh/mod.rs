@@ -20,7 +20,7 @@ use crate::commands::receive_answer::Answer;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::security;
-use crate::status::Session;
+use crate::status::RunPublisher;
 
 const UNCHANGED: &str = super::UNCHANGED;
 
@@ -29,17 +29,17 @@ pub(super) fn start(
     args: &Migrate,
     host: &str,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let command = remote_command::command(args, host)?;
-    let (remote, answer) = SshSession::start(command, host, &cancel, session.observer())
+    let (remote, answer) = SshSession::start(command, host, &cancel, publisher.observer())
         .map_err(|error| not_started(&error, host))?;
     let result = match answer {
         Answer::Invitation(text) => {
             let Ok(invitation) = text.parse();
             security::invited(&invitation)
                 .map(Destination::Receiver)
-                .and_then(|to| super::start(args, &to, cancel, session))
+                .and_then(|to| super::start(args, &to, cancel, publisher))
         }
         Answer::Listening | Answer::Busy => {
             let what = format!("'hikkoshi receive' on {host} sent no invitation");
@@ -57,14 +57,14 @@ pub(super) fn resume(
     file: Option<&Path>,
     host: &str,
     cancel: CancelFlag,
-    session: &Session,
+    publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let command = remote_command::command(args, host)?;
     let failed = |what: String| {
         let next = "nothing was changed, and the migration can still be resumed";
         Exit::new(ExitStatus::Unfinished, Reason::Remote, what).with(next)
     };
-    let started = SshSession::start(command, host, &cancel, session.observer());
+    let started = SshSession::start(command, host, &cancel, publisher.observer());
     let (remote, answer) = started.map_err(|error| {
         let why = Report::new(&error);
         failed(format!(
@@ -74,7 +74,7 @@ pub(super) fn resume(
     match answer {
         Answer::Listening => {}
         // The engine there has survived.
-        Answer::Busy => session.observer().notice(&format!(
+        Answer::Busy => publisher.observer().notice(&format!(
             "another 'hikkoshi receive' works on this migration on {host} already: only this side \
              is resumed"
         )),
@@ -85,7 +85,7 @@ pub(super) fn resume(
             )));
         }
     }
-    let result = super::resume::resume(args, file, cancel, session);
+    let result = super::resume::resume(args, file, cancel, publisher);
     remote.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
     result.map_err(|exit| resumable(args, host, exit))
 }

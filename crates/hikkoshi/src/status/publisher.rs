@@ -35,7 +35,7 @@ const NOTICES: usize = 256;
 
 /// What the command line says of a run.
 #[derive(Debug, Clone)]
-pub(crate) struct SessionInfo {
+pub(crate) struct RunInfo {
     /// The side.
     pub(crate) side: Side,
     /// The guest's name, for people.
@@ -51,16 +51,16 @@ pub(crate) struct SessionInfo {
 /// Shows, records and serves the migration of one run. Created before the engine, and ended with
 /// the result of the run.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct RunPublisher {
     output: OutputOptions,
     shared: Arc<Shared>,
 }
 
-/// What the session and its observer share.
+/// What the publisher and its observer share.
 #[derive(Debug)]
 struct Shared {
     itself: Weak<Shared>,
-    info: Mutex<SessionInfo>,
+    info: Mutex<RunInfo>,
     /// What clients of the control socket change: at the source.
     control: Mutex<Option<SourceControl>>,
     folder: StatusFolder,
@@ -93,9 +93,9 @@ enum Event {
     End(End),
 }
 
-impl Session {
-    /// A session with the display that `output` asks for.
-    pub(crate) fn new(output: &OutputOptions, run_folder: &Path, info: SessionInfo) -> Self {
+impl RunPublisher {
+    /// A publisher with the display that `output` asks for.
+    pub(crate) fn new(output: &OutputOptions, run_folder: &Path, info: RunInfo) -> Self {
         Self {
             output: output.clone(),
             shared: Arc::new_cyclic(|itself| Shared {
@@ -161,7 +161,7 @@ impl Session {
         lock(&self.shared.migration).clone()
     }
 
-    /// Ends the session with the result of the run. The recording stays in the status folder. The
+    /// Ends the publisher with the result of the run. The recording stays in the status folder. The
     /// report is written, if it was requested.
     pub(crate) fn end(self, result: &Result<ExitStatus, Exit>) {
         self.end_display();
@@ -265,7 +265,7 @@ impl Shared {
         let (control, itself) = (control.clone(), Weak::clone(&self.itself));
         let handle = move |command| {
             control::handle(command, &control, &|text| {
-                // It is gone when the session has ended.
+                // It is gone when the publisher has ended.
                 if let Some(observer) = itself.upgrade() {
                     observer.notice(text);
                 }
@@ -329,7 +329,7 @@ impl Recorded {
         recorded
     }
 
-    /// Takes a state every [`PERIOD`]. `None`: the session was dropped.
+    /// Takes a state every [`PERIOD`]. `None`: the publisher was dropped.
     fn until_end(&mut self, events: &Receiver<Event>, dropped: &AtomicU64) -> Option<End> {
         let mut next = Instant::now();
         loop {

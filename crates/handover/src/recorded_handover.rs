@@ -9,7 +9,7 @@ use crate::record::{DestinationRecord, History, Journal, SourceRecord};
 use crate::source::{Source, SourceAction, SourceEvent};
 use crate::stage::{DestinationStage, SourceStage};
 
-/// One side's state machine, as [`RecordedMachine`] drives it.
+/// One side's state machine, as [`RecordedHandover`] drives it.
 pub trait StateMachine: Copy + fmt::Debug {
     /// The machine's state.
     type Stage: Copy + fmt::Debug + 'static;
@@ -36,19 +36,19 @@ pub trait StateMachine: Copy + fmt::Debug {
 
 /// A machine, its record, and the journal that stores the record.
 #[derive(Debug)]
-pub struct RecordedMachine<M: StateMachine> {
+pub struct RecordedHandover<M: StateMachine> {
     machine: M,
     record: M::Record,
     journal: Arc<dyn Journal<M::Record>>,
 }
 
 /// The source's machine with its record.
-pub type RecordedSource = RecordedMachine<Source>;
+pub type RecordedSource = RecordedHandover<Source>;
 
 /// The destination's machine with its record.
-pub type RecordedDestination = RecordedMachine<Destination>;
+pub type RecordedDestination = RecordedHandover<Destination>;
 
-impl<M: StateMachine> RecordedMachine<M> {
+impl<M: StateMachine> RecordedHandover<M> {
     /// A machine in the stage of `record`. Nothing is written to `journal` yet.
     #[must_use]
     pub fn new(record: M::Record, journal: Arc<dyn Journal<M::Record>>) -> Self {
@@ -115,7 +115,7 @@ impl<M: StateMachine> RecordedMachine<M> {
     }
 }
 
-impl RecordedMachine<Destination> {
+impl RecordedHandover<Destination> {
     /// Records that the guest was resumed, so that no later engine resumes it again.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ mod tests {
             mode: Mode::Hybrid,
             history: History::begin(),
         };
-        RecordedMachine::new(record, Arc::clone(journal) as Arc<_>)
+        RecordedHandover::new(record, Arc::clone(journal) as Arc<_>)
     }
 
     #[test]
