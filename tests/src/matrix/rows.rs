@@ -131,10 +131,19 @@ fn upgraded(row: Row) -> Row {
         .to(|config| config.version(V10_0))
 }
 
-/// This guest, and the same on the other machine type with private memory and two QEMU versions.
-fn usual_and_upgraded(row: Row) -> [Row; 2] {
-    let other = upgraded(row.clone());
-    [row, other.both(|config| config.machine("pc-i440fx-7.2"))]
+/// QEMU 11.1 with its own machine type and private memory.
+fn newest(row: Row) -> Row {
+    row.both(|config| {
+        let config = config.version(V11_1).machine("pc-q35-11.1");
+        config.ram(Ram::new(RamBackend::Default, MIB))
+    })
+}
+
+/// This guest; the same on the other machine type with private memory and two QEMU versions; and
+/// the same on the newest machine type.
+fn in_all_versions(row: Row) -> [Row; 3] {
+    let other = upgraded(row.clone()).both(|config| config.machine("pc-i440fx-7.2"));
+    [row.clone(), other, newest(row)]
 }
 
 fn machines() -> Vec<Row> {
@@ -151,6 +160,13 @@ fn machines() -> Vec<Row> {
             uefi("pc-i440fx-7.2").device(Device::Vga),
         ))
         .sample(),
+        newest(Row::new("UEFI", uefi("pc-q35-7.2"))),
+        newest(Row::new(
+            "SeaBIOS, VGA",
+            of("pc-q35-7.2").device(Device::Vga),
+        ))
+        .both(|config| config.machine("pc-i440fx-11.1")),
+        Row::new("SeaBIOS, VGA", of("pc-q35-10.0").device(Device::Vga)),
         Row::new("no disk", of("microvm,acpi=off")).without_disk(),
         Row::new("virtio-mmio", of("microvm"))
             .bus(DiskBus::VirtioMmio)
@@ -186,7 +202,7 @@ fn processors() -> Vec<Row> {
         })
         .collect();
     let plugged = Row::new("hot-plugged processors: 3", VmConfig::new()).hot_cpus(3);
-    rows.extend(usual_and_upgraded(plugged.probe(Probed::Processors(4))));
+    rows.extend(in_all_versions(plugged.probe(Probed::Processors(4))));
     rows
 }
 
@@ -224,19 +240,22 @@ fn kvm() -> Vec<Row> {
 
 fn disks() -> Vec<Row> {
     let row = |name| Row::new(name, VmConfig::new());
-    let newest = Row::new("NVMe", VmConfig::new().version(V11_1));
+    let nvme = row("NVMe").bus(DiskBus::Nvme);
+    // QEMU itself migrates it only in newer versions.
+    let refused = nvme.clone().refused(Side::Source, "non-migratable device");
+    let nvme = nvme.all_drivers();
     let rows = [
         row("virtio-scsi").bus(DiskBus::VirtioScsi).all_drivers(),
-        // QEMU itself migrates it only in newer versions.
-        row("NVMe")
-            .bus(DiskBus::Nvme)
-            .refused(Side::Source, "non-migratable device"),
         row("AHCI").bus(DiskBus::Ahci).all_drivers(),
         row("USB storage").bus(DiskBus::Usb).all_drivers(),
     ];
-    let rows = rows.into_iter().flat_map(usual_and_upgraded);
-    rows.chain([newest.bus(DiskBus::Nvme).all_drivers()])
-        .collect()
+    let rows = rows.into_iter().flat_map(in_all_versions);
+    let [older, upgraded, _] = in_all_versions(refused);
+    let newest = [
+        nvme.clone().both(|config| config.version(V11_1)),
+        newest(nvme),
+    ];
+    rows.chain([older, upgraded]).chain(newest).collect()
 }
 
 fn devices() -> Vec<Row> {
@@ -245,7 +264,7 @@ fn devices() -> Vec<Row> {
         |name, model, queues| Row::new(name, VmConfig::new()).clients(Card { model, queues });
     // The driver of the TPM is part of every kernel.
     let tpm = Row::new("TPM emulator", VmConfig::new().device(Device::Tpm)).probe(Probed::Tpm);
-    let [tpm, upgraded_tpm] = usual_and_upgraded(tpm);
+    let [tpm, upgraded_tpm, newest_tpm] = in_all_versions(tpm);
     let others = [
         with("VGA", Device::Vga).probe(Probed::Screen),
         with("virtio-vga", Device::VirtioVga).probe(Probed::Screen),
@@ -259,8 +278,8 @@ fn devices() -> Vec<Row> {
         with("vhost-vsock", Device::VhostVsock)
             .requires("/dev/vhost-vsock", "the host's kernel has no vhost-vsock"),
     ];
-    let others = others.into_iter().flat_map(usual_and_upgraded);
-    [tpm, upgraded_tpm.sample()]
+    let others = others.into_iter().flat_map(in_all_versions);
+    [tpm, upgraded_tpm.sample(), newest_tpm]
         .into_iter()
         .chain(others)
         .collect()

@@ -265,12 +265,13 @@ struct Snapshot {
     current: bool,
 }
 
-/// Checks that the daemon `uri` can create domains here.
+/// Checks that the daemon `uri` can create domains here. Returns the version of the QEMU that it
+/// uses by default, major, minor and micro; `None` if it does not say.
 ///
 /// # Errors
 ///
 /// See [`DomainError`].
-pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
+pub fn check_daemon(uri: &str) -> Result<Option<[u32; 3]>, DomainError> {
     let session = || DomainError::Session {
         uri: uri.to_owned(),
     };
@@ -287,10 +288,17 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
             uri: uri.to_owned(),
             what: error.text(),
         })?;
-        match process::is_session(&daemon) {
-            true => Err(session()),
-            false => Ok(()),
+        if process::is_session(&daemon) {
+            return Err(session());
         }
+        let version = connection.ask(crate::daemon::ATTEMPT_TIMEOUT, |open| {
+            open.get_hyp_version()
+        });
+        // 10.2.1 is 10,002,001 (virConnectGetVersion).
+        Ok(version
+            .ok()
+            .filter(|version| *version > 0)
+            .map(|version| [version / 1_000_000, version / 1000 % 1000, version % 1000]))
     }
     #[cfg(not(feature = "libvirt"))]
     Err(DomainError::NotBuilt)

@@ -16,8 +16,8 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::RamWriter;
 use hikkoshi_qemu::qmp::{Client, MonitorSocket};
 use hikkoshi_qemu::{
-    LoadedGuest, MachineOwner, NotRun, Overcommit, OwnedCard, PipedGuest, PipedMachine,
-    QemuDestination, QemuSource, StreamPipe, stream,
+    AttachError, LoadedGuest, MachineOwner, NotRun, Overcommit, OwnedCard, PipedGuest,
+    PipedMachine, QemuDestination, QemuSource, StreamPipe, stream,
 };
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
@@ -140,7 +140,11 @@ impl Destination {
 
     /// `helped`: a helper as libvirt's is between the pipe and QEMU.
     fn start_with(program: &Program, helped: bool) -> Self {
-        let line = format!("-vga std -smp 2 -S -incoming defer {FIRMWARE}");
+        Self::start_with_devices(program, helped, "")
+    }
+
+    fn start_with_devices(program: &Program, helped: bool, devices: &str) -> Self {
+        let line = format!("-vga std -smp 2 -S -incoming defer {FIRMWARE} {devices}");
         let qemu = Qemu::usual(program, &line);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
@@ -217,6 +221,14 @@ impl Destination {
 
     /// Attaches with this owner.
     fn attach_with(&self, source: &QemuSource, owner: Box<dyn MachineOwner>) -> QemuDestination {
+        self.try_attach(source, owner).unwrap()
+    }
+
+    fn try_attach(
+        &self,
+        source: &QemuSource,
+        owner: Box<dyn MachineOwner>,
+    ) -> Result<QemuDestination, AttachError> {
         let process = Arc::new(Process::open(self.qemu.pid()).unwrap());
         let mut pipe = StreamPipe::open(&self.path).unwrap().unwrap();
         let named = self.named.lock().unwrap().take().unwrap();
@@ -243,7 +255,7 @@ impl Destination {
         };
         let monitor = Arc::new(MonitorSocket::new(self.qemu.qmp()));
         let cancel = CancelFlag::new();
-        QemuDestination::attach_piped(machine, guest, monitor, Overcommit::Refuse, &cancel).unwrap()
+        QemuDestination::attach_piped(machine, guest, monitor, Overcommit::Refuse, &cancel)
     }
 
     /// QEMU's descriptors of its stream.
@@ -396,6 +408,28 @@ fn a_guest_that_was_not_run_is_given_back() {
             assert_eq!(from.state(), "running");
         }
         source.release().unwrap();
+    });
+}
+
+/// Its monitor cannot be asked for it; and its owner does not compare what writes guest memory.
+#[test]
+fn a_device_that_no_mode_supports_is_refused() {
+    let devices = "-object memory-backend-memfd,id=window,size=1M,share=on \
+                   -device ivshmem-plain,id=extra,memdev=window";
+    with_each(|program| {
+        let from = source(program);
+        let mut source = from.source();
+        let mut to = Destination::start_with_devices(program, false, devices);
+        let error = to.try_attach(&source, to.owner(false)).unwrap_err();
+        let said = Report::new(&error).to_string();
+        assert!(
+            said.contains("the device extra is a ivshmem-plain"),
+            "{said}"
+        );
+        to.qemu.wait();
+        assert!(!to.path.exists());
+        source.release().unwrap();
+        assert_eq!(from.state(), "running");
     });
 }
 

@@ -53,7 +53,12 @@ fn one_that_writes_the_guest_s_memory_is_refused() {
         let qmp = vm.qmp_path().to_str().unwrap();
         let mut words = words.to_vec();
         words.extend(["--qmp", qmp, "--allow-device", "passt"]);
-        let parts = ["passt network backend", "another process"];
+        let parts = [
+            "passt network backend",
+            "another process",
+            "(process ",
+            "unplug it",
+        ];
         assert_refused(&words, 1, &parts);
     }
 }

@@ -1,9 +1,9 @@
 //! From *ready* on: drives the state machine of the destination's handover.
 //!
 //! Each event goes to the state machine ([`hikkoshi_handover::Destination`]), and this driver
-//! performs the actions that it returns. When one link is lost, the other links are closed too, and the
-//! guest is left alone: it runs with the pages that are here, and threads that need another page
-//! wait. The source's next connection (`reconnect.rs`) starts with what is missing.
+//! performs the actions that it returns. When one link is lost, the other links are closed too, and
+//! the guest is left alone: it runs with the pages that are here, and threads that need another
+//! page wait. The source's next connection (`reconnect.rs`) starts with what is missing.
 
 mod adopt;
 mod finish;

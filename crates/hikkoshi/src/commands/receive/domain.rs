@@ -11,7 +11,7 @@ use hikkoshi_engine::{
 };
 use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_libvirt::{Domain, IncomingOptions};
-use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination};
+use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination, untested_libvirt_qemu};
 use hikkoshi_wire::text::one_line;
 use thiserror::Error;
 
@@ -70,9 +70,14 @@ pub(super) fn start(
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
     let options = options(args, uri)?;
-    hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
+    let version = hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })?;
+    if let Some([major, minor, micro]) = version
+        && let Some(note) = untested_libvirt_qemu(major, minor, micro)
+    {
+        publisher.observer().notice(&note);
+    }
     let folder = absolute(&args.recovery.journals.path());
     let waiting_lock = JournalFile::for_receiver(&folder).map_err(|error| {
         let what = format!("creating the journal: {}", Report::new(&error));

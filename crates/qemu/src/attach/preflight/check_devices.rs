@@ -54,7 +54,7 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
             MemoryWrites::Tracked => {}
             MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 survey.found.push(Refusal::Device {
-                    process: other_process::of_network(client, &object.path),
+                    process: other_process::of_network(client, &object.path, &peer.info),
                     path: object.path,
                     kind: format!("{} network backend", object.kind),
                     why,

@@ -16,6 +16,7 @@ mod other_process;
 mod pinning;
 mod qom_tree;
 mod refusal;
+pub(crate) mod started_devices;
 mod tpm;
 pub(crate) mod untested;
 
@@ -28,6 +29,7 @@ pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
 use serde_json::Value;
 pub(crate) use untested::DRAIN;
+pub use untested::untested_libvirt_qemu;
 
 use hikkoshi_account::Side;
 

@@ -22,8 +22,14 @@ pub(super) fn of_object(client: &mut Client, object: &str) -> String {
     found.unwrap_or_default()
 }
 
-/// The process behind the chardev of a network backend, for a message; nothing if it is not found.
-pub(super) fn of_network(client: &Client, name: &str) -> String {
+/// The process behind a network backend, for a message; nothing if it is not found. `info`: what
+/// `info network` says of it, which is where a backend without a chardev (`passt`) names it.
+pub(super) fn of_network(client: &Client, name: &str, info: &str) -> String {
+    if let Some((_, pid)) = info.split_once("connected to pid ")
+        && let Ok(pid) = pid.trim().parse()
+    {
+        return named(pid);
+    }
     let found = client.peer().and_then(|pid| {
         let chardev = option(pid, "netdev", "type", name)?;
         of_chardev(pid, chardev.get("chardev")?.as_str()?)
@@ -31,12 +37,15 @@ pub(super) fn of_network(client: &Client, name: &str) -> String {
     found.unwrap_or_default()
 }
 
-fn of_chardev(qemu: u32, chardev: &str) -> Option<String> {
+pub(super) fn of_chardev(qemu: u32, chardev: &str) -> Option<String> {
     let path = option(qemu, "chardev", "backend", chardev)?;
     let qemu = Process::open(qemu).ok()?;
-    let pid = at_socket(&qemu, path.get("path")?.as_str()?)?;
+    Some(named(at_socket(&qemu, path.get("path")?.as_str()?)?))
+}
+
+fn named(pid: u32) -> String {
     let name = Process::open(pid).map_or_else(|_| "?".to_owned(), |found| process::name(&found));
-    Some(format!(" (process {pid}, {name})"))
+    format!(" (process {pid}, {name})")
 }
 
 /// The option with this id on QEMU's command line.

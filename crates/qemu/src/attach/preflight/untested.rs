@@ -34,6 +34,18 @@ pub(crate) fn note(version: Version) -> Option<String> {
     })
 }
 
+/// What its user should know of the QEMU with this version that libvirt starts, whose monitor
+/// hikkoshi cannot use yet; `None` for a tested version.
+pub fn untested_libvirt_qemu(major: u32, minor: u32, micro: u32) -> Option<String> {
+    let version = Version::new(major, minor, micro);
+    is_untested(version).then(|| {
+        format!(
+            "libvirt's QEMU here is {version}, and hikkoshi was tested with QEMU {TESTED_NAMES}: what \
+             it relies on is not checked in a QEMU that libvirt starts"
+        )
+    })
+}
+
 fn is_untested(version: Version) -> bool {
     !TESTED.contains(&(version.major, version.minor)) || version.micro >= DEVELOPMENT
 }

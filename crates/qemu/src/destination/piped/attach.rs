@@ -12,6 +12,7 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 use super::{PipedError, PipedMachine, hold};
 use crate::attach::inspect::check_kernel;
+use crate::attach::preflight::started_devices;
 use crate::attach::{AttachError, Attached, Overcommit};
 use crate::destination::QemuDestination;
 use crate::identity::QemuIdentity;
@@ -84,6 +85,12 @@ fn attach(
     given.map_err(|source| Box::new(PipedError::Pipe { source }))?;
     // A security module may forbid it: not when the guest is paused.
     hold::check(&process, &machine.pipe).map_err(Box::new)?;
+    let devices = started_devices::check(&process)
+        .map_err(|source| process::explain(&process, "reading the command line", source))?;
+    if !devices.is_empty() {
+        let obstacles = devices.into_iter().map(AttachError::Refused);
+        return Err(AttachError::from_obstacles(obstacles.collect()));
+    }
     let lock = exclusive_access::acquire(&process)?;
     let areas = process::areas(&process)?;
     let mut description = guest.description.clone();

@@ -3,7 +3,7 @@
 //! QEMU's state does not say so: a guest that has run, and was paused by another program since, is
 //! `paused` as one that has never run. QEMU's virtual clock does: it advances only while the guest
 //! runs, and it is part of the device state (the section `timer`: `vmstate_timers` in QEMU's
-//! `cpu-timers.c`, the same from 1.1 to 10.0). So a guest has never run if QEMU saves the clock
+//! `cpu-timers.c`, the same from 1.1 to 11.1). So a guest has never run if QEMU saves the clock
 //! that it has loaded.
 
 use error_reporter::Report;

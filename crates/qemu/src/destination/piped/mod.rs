@@ -8,8 +8,8 @@
 //! * The RAM blocks are found by *marks*: the stream makes QEMU write a page of our choice to the
 //!   beginning of each block, and that page is searched in QEMU's memory (`marks.rs`).
 //! * Behind everything that QEMU is to load comes *filler*, more than QEMU reads ahead. When that
-//!   has been read from the pipe, QEMU has loaded what is before it. The marks show that this is
-//!   so, before the guest is paused.
+//!   has been read from the pipe, QEMU has loaded what is before it. How far it reads ahead is
+//!   known from its source only ([`FILLER_BYTES`]).
 //! * The device state is written without the stream's *end*. QEMU has loaded it, but neither opens
 //!   the images nor runs the guest. Until then everything can be cancelled.
 //! * From that time on QEMU itself holds the pipe open (`hold.rs`): if this program is killed,
