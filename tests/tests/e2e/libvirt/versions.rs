@@ -31,7 +31,7 @@ fn move_between(versions: [LibvirtVersion; 2], modes: &[&'static str]) {
 /// Its libvirt opens the stream twice, and has a helper between the stream and QEMU.
 #[test]
 fn a_domain_is_moved_to_libvirt_12_and_back() {
-    move_between([V9, V12], &["hybrid", "postcopy"]);
+    move_between([V9, V12], &["hybrid", "postcopy", "precopy"]);
 }
 
 /// Its libvirt opens the stream twice, and QEMU reads it itself.
