@@ -27,6 +27,8 @@ pub enum Device {
     Passt(PasstMode),
     /// `virtio-rng-pci`.
     VirtioRng,
+    /// `virtio-rtc-pci`: from QEMU 11.1 on.
+    VirtioRtc,
     /// `virtio-balloon-pci`.
     VirtioBalloon,
     /// `virtio-balloon-pci` by which the guest returns free memory (`free-page-reporting`).
@@ -92,6 +94,7 @@ impl Device {
                 prepared._passt = passt;
             }
             Self::VirtioRng => add("-device", format!("virtio-rng-pci,id={id}")),
+            Self::VirtioRtc => add("-device", format!("virtio-rtc-pci,id={id}")),
             Self::VirtioBalloon => add("-device", format!("virtio-balloon-pci,id={id}")),
             Self::ReportingBalloon => {
                 let reporting = "virtio-balloon-pci,free-page-reporting=on";

@@ -279,7 +279,12 @@ fn devices() -> Vec<Row> {
             .requires("/dev/vhost-vsock", "the host's kernel has no vhost-vsock"),
     ];
     let others = others.into_iter().flat_map(in_all_versions);
-    [tpm, upgraded_tpm.sample(), newest_tpm]
+    // Older ones do not have it; the guest has no driver for it.
+    let rtc = newest(Row::new(
+        "virtio-rtc",
+        VmConfig::new().device(Device::VirtioRtc),
+    ));
+    [tpm, upgraded_tpm.sample(), newest_tpm, rtc]
         .into_iter()
         .chain(others)
         .collect()
