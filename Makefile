@@ -315,7 +315,7 @@ test-disks: guest bindfs ## guests whose disks are copied with them: both QEMU v
 .PHONY: test-rates
 test-rates: guest ## dirty rates, estimates and limits, with guests that write in several ways
 	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- dirty_rate:: estimate:: limits:: --include-ignored
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- dirty_rate:: estimate:: limits:: named_downtime:: --include-ignored
 
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status

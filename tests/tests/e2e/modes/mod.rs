@@ -8,6 +8,7 @@ mod limits;
 mod log_ranges;
 mod matrix;
 mod monitor_reads;
+mod named_downtime;
 mod paused_guests;
 mod qemu_versions;
 mod repeats;

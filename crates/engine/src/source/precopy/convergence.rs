@@ -29,7 +29,7 @@ const NEGLIGIBLE_DOWNTIME: Duration = Duration::from_millis(2);
 const NEWEST: usize = 5;
 
 /// And it may vary more. With both, the downtime suffices in the next rounds of 19 of 20 guests
-/// whose rounds differ by a quarter (a test).
+/// whose rounds differ by a quarter (a test), and did in 20 of 20 moves (docs/control.md).
 const MARGIN: f64 = 1.25;
 
 /// How pre-copy ended.
