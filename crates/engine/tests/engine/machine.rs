@@ -33,7 +33,9 @@ pub(crate) fn stamp(page: u64, generation: u64) -> Content {
         words[0] = page.to_le_bytes();
         words[1] = generation.to_le_bytes();
     }
-    *words.as_flattened().as_array().expect("as many bytes")
+    let mut content = [0; PAGE_SIZE];
+    content.copy_from_slice(words.as_flattened());
+    content
 }
 
 /// A random number generator without a dependency.
