@@ -96,7 +96,7 @@ pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
 pub use monotonic::monotonic_ns;
 pub use notify_ready::notify_ready;
 pub use ofd_lock::{has_locked_byte, lock_byte_shared, unlock_byte};
-pub use oom_kills::{OomKill, OomKills};
+pub use oom_kills::{OomKill, OomKillCount, OomKills};
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
 pub use process::{CAP_SYS_PTRACE, Process};

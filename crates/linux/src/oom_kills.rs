@@ -8,11 +8,16 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use crate::cgroups::cgroups_of;
 use crate::process::Process;
+
+/// The counter of the host.
+const HOST: &str = "/proc/vmstat";
 
 /// Files of numbers have a few lines; `/proc/vmstat` has some 6 KiB.
 const MAX_BYTES: usize = 16 << 10;
@@ -21,6 +26,20 @@ const MAX_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct OomKills {
     counters: Vec<Counter>,
+}
+
+/// A counter of killed processes at some time. Another program of the same boot can compare it with
+/// the present one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OomKillCount {
+    /// The file with the counter.
+    pub file: PathBuf,
+    /// Its inode number. A cgroup that was removed and made again has another one, and counts from
+    /// 0.
+    pub inode: u64,
+    /// How many processes the kernel had killed.
+    pub killed: u64,
 }
 
 /// Where the kernel has killed a process.
@@ -48,8 +67,7 @@ struct Counter {
     /// Opened before: the cgroup may be removed when its last process has ended. Its file cannot be
     /// read then, but that of the cgroup above.
     file: File,
-    place: OomKill,
-    before: u64,
+    before: OomKillCount,
 }
 
 impl OomKills {
@@ -61,32 +79,66 @@ impl OomKills {
     pub fn count(process: &Process) -> io::Result<Self> {
         let cgroups = cgroups_of(process, "memory")?.seen;
         let cgroups = cgroups.into_iter().map(|cgroup| {
-            let name = match cgroup.unified {
+            cgroup.folder.join(match cgroup.unified {
                 true => "memory.events",
                 false => "memory.oom_control",
-            };
-            (cgroup.folder.join(name), OomKill::Cgroup(cgroup.folder))
-        });
-        let host = (PathBuf::from("/proc/vmstat"), OomKill::Host);
-        let counters = cgroups.chain([host]).filter_map(|(path, place)| {
-            let file = File::open(path).ok()?;
-            let before = killed(&file)?;
-            Some(Counter {
-                file,
-                place,
-                before,
             })
         });
+        let counters = cgroups.chain([HOST.into()]).filter_map(Counter::read);
         Ok(Self {
             counters: counters.collect(),
         })
     }
 
+    /// The counters that another program has read with [`count`](Self::count) in this boot. Those
+    /// of cgroups that were removed since do not count.
+    pub fn counted(before: &[OomKillCount]) -> Self {
+        let reopened = |before: &OomKillCount| {
+            let now = Counter::read(before.file.clone())?;
+            (now.before.inode == before.inode).then(|| Counter {
+                file: now.file,
+                before: before.clone(),
+            })
+        };
+        Self {
+            counters: before.iter().filter_map(reopened).collect(),
+        }
+    }
+
+    /// The counters as they were read, for another program.
+    pub fn counts(&self) -> Vec<OomKillCount> {
+        let counters = self.counters.iter();
+        counters.map(|counter| counter.before.clone()).collect()
+    }
+
     /// The innermost place where the kernel has killed a process since.
     pub fn since(&self) -> Option<OomKill> {
         let mut counters = self.counters.iter();
-        let rises = |counter: &&Counter| killed(&counter.file) > Some(counter.before);
-        Some(counters.find(rises)?.place.clone())
+        let rises = |counter: &&Counter| killed(&counter.file) > Some(counter.before.killed);
+        Some(counters.find(rises)?.before.place())
+    }
+}
+
+impl Counter {
+    /// `None`: it cannot be read.
+    fn read(path: PathBuf) -> Option<Self> {
+        let file = File::open(&path).ok()?;
+        let before = OomKillCount {
+            inode: file.metadata().ok()?.ino(),
+            killed: killed(&file)?,
+            file: path,
+        };
+        Some(Self { file, before })
+    }
+}
+
+impl OomKillCount {
+    /// What it counts for.
+    fn place(&self) -> OomKill {
+        match self.file.parent() {
+            Some(folder) if self.file != Path::new(HOST) => OomKill::Cgroup(folder.to_owned()),
+            _ => OomKill::Host,
+        }
     }
 }
 
@@ -109,48 +161,59 @@ fn killed(file: &File) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
-    fn counter(path: &Path, place: OomKill) -> Counter {
-        let file = File::open(path).unwrap();
-        let before = killed(&file).unwrap();
-        Counter {
-            file,
-            place,
-            before,
+    fn write(path: &Path, text: &str) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn counted(files: &[&PathBuf]) -> OomKills {
+        let read = |path: &&PathBuf| Counter::read((*path).clone()).unwrap();
+        OomKills {
+            counters: files.iter().map(read).collect(),
         }
     }
 
     #[test]
     fn the_innermost_counter_that_has_risen_is_reported() {
         let folder = tempfile::tempdir().unwrap();
-        let inner = folder.path().join("memory.oom_control");
-        let outer = folder.path().join("memory.events");
-        let write = |path: &Path, text: &str| std::fs::write(path, text).unwrap();
+        let inner = folder.path().join("outer/inner/memory.oom_control");
+        let outer = folder.path().join("outer/memory.events");
         write(&inner, "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n");
         write(&outer, "max 12\noom 0\noom_kill 0\noom_group_kill 9\n");
-        let kills = OomKills {
-            counters: vec![
-                counter(&inner, OomKill::Cgroup("/inner".into())),
-                counter(&outer, OomKill::Cgroup("/outer".into())),
-            ],
-        };
+        let kills = counted(&[&inner, &outer]);
+        let of = |path: &Path| Some(OomKill::Cgroup(path.parent().unwrap().to_owned()));
         assert_eq!(kills.since(), None);
         write(&outer, "max 12\noom 1\noom_kill 1\noom_group_kill 9\n");
-        assert_eq!(kills.since(), Some(OomKill::Cgroup("/outer".into())));
+        assert_eq!(kills.since(), of(&outer));
         write(&inner, "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n");
-        assert_eq!(kills.since(), Some(OomKill::Cgroup("/inner".into())));
+        assert_eq!(kills.since(), of(&inner));
+    }
+
+    #[test]
+    fn another_program_compares_with_what_was_counted_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("outer/inner/memory.events");
+        let outer = folder.path().join("outer/memory.events");
+        write(&inner, "oom_kill 3\n");
+        write(&outer, "oom_kill 3\n");
+        let before = counted(&[&inner, &outer]).counts();
+        let since = || OomKills::counted(&before).since();
+        assert_eq!(since(), None);
+        write(&inner, "oom_kill 4\n");
+        write(&outer, "oom_kill 4\n");
+        let place = |path: &Path| Some(OomKill::Cgroup(path.parent().unwrap().to_owned()));
+        assert_eq!(since(), place(&inner));
+        // Of another cgroup with this name nothing is known.
+        std::fs::rename(&inner, inner.with_extension("old")).unwrap();
+        write(&inner, "oom_kill 9\n");
+        assert_eq!(since(), place(&outer));
     }
 
     #[test]
     fn the_host_counts_killed_processes() {
         let own = Process::open(std::process::id()).unwrap();
-        let kills = OomKills::count(&own).unwrap();
-        assert!(
-            kills
-                .counters
-                .iter()
-                .any(|counter| counter.place == OomKill::Host)
-        );
+        let counts = OomKills::count(&own).unwrap().counts();
+        assert_eq!(counts.last().unwrap().place(), OomKill::Host);
     }
 }

@@ -22,6 +22,7 @@ pub struct ExitedDestination {
     description: GuestDescription,
     ram: Arc<GuestRam>,
     monitor: Arc<dyn Monitor>,
+    why: Option<String>,
 }
 
 impl ExitedDestination {
@@ -54,6 +55,7 @@ impl ExitedDestination {
             description: identity.description.clone(),
             ram: Arc::new(files),
             monitor,
+            why: reattach_info.why_ended(),
         })
     }
 
@@ -108,6 +110,10 @@ impl DestinationGuest for ExitedDestination {
 }
 
 impl DestinationProcess for ExitedDestination {
+    fn why_ended(&mut self) -> Option<String> {
+        self.why.clone()
+    }
+
     fn complete(&mut self) -> Option<String> {
         self.monitor.complete()
     }

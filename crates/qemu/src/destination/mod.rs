@@ -141,9 +141,9 @@ impl QemuDestination {
         monitor: Arc<dyn Monitor>,
         piped: Option<PipedStream>,
     ) -> Self {
+        let oom_kills = oom_kills::count(&qemu.process);
         Self {
             client: qemu.client,
-            oom_kills: oom_kills::count(&qemu.process),
             monitor,
             piped,
             reattached: false,
@@ -156,7 +156,9 @@ impl QemuDestination {
                 settings: Settings::default(),
                 userfault: None,
                 pipe: None,
+                oom_kills: oom_kills::counts(oom_kills.as_ref()),
             }),
+            oom_kills,
             identity,
             settings: Settings::default(),
             socket: None,
@@ -222,7 +224,11 @@ impl QemuDestination {
             destination.loading,
             destination.loaded,
         ) = (true, true, true);
-        destination.reattach_info = SharedReattachInfo::new(reattach_info.clone());
+        destination.reattach_info = SharedReattachInfo::new(DestinationReattachInfo {
+            // Those before have not ended it.
+            oom_kills: oom_kills::counts(destination.oom_kills.as_ref()),
+            ..reattach_info.clone()
+        });
         destination.settings = reattach_info.settings.clone();
         destination.userfault = userfault;
         Ok(Some(destination))

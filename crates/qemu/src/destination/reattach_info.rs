@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hikkoshi_linux::OomKillCount;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::QemuIdentity;
 use crate::migration_settings::Settings;
+use crate::process::oom_kills;
 
 /// What another program needs to know to reattach to a destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,6 +22,15 @@ pub struct DestinationReattachInfo {
     pub userfault: Option<i32>,
     /// The pipe through which the guest's device state reaches QEMU, if its owner uses one.
     pub pipe: Option<PathBuf>,
+    /// How many processes the kernel had killed for lack of memory.
+    pub oom_kills: Vec<OomKillCount>,
+}
+
+impl DestinationReattachInfo {
+    /// Why a QEMU that has ended since then probably did so, if that can be seen; for people.
+    pub fn why_ended(&self) -> Option<String> {
+        oom_kills::since_counted(&self.oom_kills)
+    }
 }
 
 /// Information that several threads read while it changes.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_engine::SourceProcess;
 
 use super::QemuSource;
 use crate::qmp::pause_mark;
@@ -25,8 +26,8 @@ pub enum GuestNow {
     /// They do not. QEMU's name for the state, such as `paused` or `shutdown`. For a guest that
     /// hikkoshi has paused for a move, these words.
     Stopped(String),
-    /// QEMU has ended.
-    Ended,
+    /// QEMU has ended; why, if that is known, for people.
+    Ended(Option<String>),
     /// QEMU does not answer.
     Unknown,
 }
@@ -36,7 +37,7 @@ impl QemuSource {
     pub fn guest_now(&mut self) -> GuestNow {
         match self.query() {
             Ok(state) => state,
-            Err(_) if self.ends_soon() => GuestNow::Ended,
+            Err(_) if self.ends_soon() => self.ended(),
             Err(why) => {
                 tracing::debug!(why, "the guest's state is not known");
                 GuestNow::Unknown
@@ -47,13 +48,17 @@ impl QemuSource {
     fn query(&mut self) -> Result<GuestNow, String> {
         let text = |error: &dyn std::error::Error| Report::new(error).to_string();
         if self.has_exited() {
-            return Ok(GuestNow::Ended);
+            return Ok(self.ended());
         }
         let client = self.session().map_err(|error| text(&error))?;
         client.set_timeout(ANSWER_TIMEOUT);
         let state = run_state(client);
         client.set_timeout(COMMAND_TIMEOUT);
         state.map_err(|error| text(&error))
+    }
+
+    fn ended(&mut self) -> GuestNow {
+        GuestNow::Ended(self.why_ended())
     }
 
     fn ends_soon(&self) -> bool {

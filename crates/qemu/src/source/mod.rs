@@ -31,7 +31,7 @@ use error_reporter::Report;
 use hikkoshi_account::Side;
 use hikkoshi_dirty::PagemapLog;
 use hikkoshi_engine::{CancelFlag, Mode};
-use hikkoshi_linux::{OomKills, Process};
+use hikkoshi_linux::{OomKillCount, OomKills, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
@@ -81,6 +81,15 @@ pub struct SourceReattachInfo {
     pub identity: QemuIdentity,
     /// What has to be undone.
     pub undo: UndoRecord,
+    /// How many processes the kernel had killed for lack of memory.
+    pub oom_kills: Vec<OomKillCount>,
+}
+
+impl SourceReattachInfo {
+    /// Why a QEMU that has ended since then probably did so, if that can be seen; for people.
+    pub fn why_ended(&self) -> Option<String> {
+        oom_kills::since_counted(&self.oom_kills)
+    }
 }
 
 /// The process, the memory and the description of a QEMU.
@@ -318,6 +327,7 @@ impl QemuSource {
         SourceReattachInfo {
             identity: self.identity.clone(),
             undo: self.undo.clone(),
+            oom_kills: oom_kills::counts(self.oom_kills.as_ref()),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest, SourceProcess};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 
@@ -21,6 +21,8 @@ pub struct RamFileSource {
     pid: u32,
     description: GuestDescription,
     ram: Arc<GuestRam>,
+    /// Why QEMU has ended.
+    why: Option<String>,
 }
 
 impl RamFileSource {
@@ -36,6 +38,7 @@ impl RamFileSource {
             pid: reattach_info.identity.pid,
             description: reattach_info.identity.description.clone(),
             ram: Arc::new(ram),
+            why: reattach_info.why_ended(),
         })
     }
 
@@ -52,6 +55,10 @@ impl SourceGuest for RamFileSource {
 
     fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
+    }
+
+    fn process(&mut self) -> Option<&mut dyn SourceProcess> {
+        Some(self)
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
@@ -84,5 +91,11 @@ impl SourceGuest for RamFileSource {
 
     fn has_ended(&self) -> bool {
         true
+    }
+}
+
+impl SourceProcess for RamFileSource {
+    fn why_ended(&mut self) -> Option<String> {
+        self.why.clone()
     }
 }

@@ -198,6 +198,7 @@ fn another_user_has_locked_the_ram_file() {
         let reattach_info = SourceReattachInfo {
             identity,
             undo: record,
+            oom_kills: Vec::new(),
         };
         let taken_up =
             QemuSource::reattach(&reattach_info, monitor(&reattach_info.identity)).unwrap();
@@ -237,6 +238,7 @@ fn the_wrong_qemu_and_an_exited_one() {
         let SourceReattachInfo {
             identity,
             undo: record,
+            ..
         } = reattach_info;
         // Another process has its number: that QEMU has ended.
         let other = QemuIdentity {

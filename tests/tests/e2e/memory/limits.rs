@@ -2,10 +2,12 @@
 //! memory is charged, and what is reported of a QEMU that the kernel has killed.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{LabError, MemoryLimit, Ram, RamBackend, VmConfig, Workload};
+use hikkoshi_lab::{LabError, MemoryLimit, Ram, RamBackend, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Guest, MigrationPlan, QemuState, TestEnv, assert_not_running, assert_refused, log,
+    Breakpoint, Guest, LONG, MessageKind, MigrationPlan, QemuState, TestEnv, assert_not_running,
+    assert_refused, log,
 };
+use std::process::Command;
 
 /// The guest's memory, MiB.
 const RAM_MIB: u64 = 256;
@@ -93,6 +95,13 @@ fn shared_memory_is_charged_to_qemu() {
     }
 }
 
+fn killed_in(limit: &MemoryLimit) -> String {
+    format!(
+        "the kernel has killed a process of its cgroup {} for lack of memory",
+        limit.folder().display()
+    )
+}
+
 /// With `--allow-overcommit` the guest may be lost; then both sides say to what.
 #[test]
 fn a_qemu_that_the_kernel_kills_at_its_limit() {
@@ -107,11 +116,70 @@ fn a_qemu_that_the_kernel_kills_at_its_limit() {
         .receive_args(&["--allow-overcommit"]);
     let migration = guest.start_migration(&plan);
     let (exits, _) = migration.wait();
-    let cause = format!(
-        "the kernel has killed a process of its cgroup {} for lack of memory",
-        too_little.folder().display()
-    );
+    let cause = killed_in(&too_little);
     exits.assert_source(4, &["the guest has ended at the destination", &cause]);
     exits.assert_destination(4, &[&cause, "the guest is lost"]);
     assert_not_running(guest.vm());
+}
+
+/// The kernel kills QEMU while no engine is there: the next one compares with what the first one
+/// has counted.
+#[test]
+#[ignore = "one of its kind runs in CI: make test-rates"]
+fn a_qemu_that_the_kernel_kills_between_two_engines() {
+    let env = TestEnv::new();
+    let Some(limit) = limit(&env, USED_MIB) else {
+        return;
+    };
+    let mut guest = Guest::boot(&env, guest_with(RamBackend::MEMFD));
+    let there = guest_with(RamBackend::MEMFD).memory_limit(&limit);
+    let plan = MigrationPlan::new("postcopy")
+        .destination_config(there)
+        .receive_args(&["--allow-overcommit"])
+        .hold_at(Breakpoint::after(MessageKind::GuestResumed));
+    let mut migration = guest.start_migration(&plan);
+    migration.wait_held();
+    migration.receive.kill();
+    migration.migrate.kill();
+    migration.relay().cut();
+    use_up(&limit, USED_MIB, &migration.destination);
+    migration.start_receive_resume(&[]);
+    let (exits, _) = migration.wait();
+    exits.assert_destination(4, &[&killed_in(&limit), "the guest is lost"]);
+    assert_not_running(guest.vm());
+}
+
+/// The source says so, too.
+#[test]
+#[ignore = "one of its kind runs in CI: make test-rates"]
+fn a_source_that_the_kernel_kills_at_its_limit() {
+    let env = TestEnv::new();
+    let Some(limit) = limit(&env, ENOUGH_MIB) else {
+        return;
+    };
+    let config = guest_with(RamBackend::MEMFD).memory_limit(&limit);
+    let mut guest = Guest::boot(&env, config);
+    let plan = MigrationPlan::new("precopy")
+        .destination_config(guest_with(RamBackend::MEMFD))
+        .hold_at(Breakpoint::after(MessageKind::Pages).nth(10));
+    let migration = guest.start_migration(&plan);
+    migration.wait_held();
+    use_up(&limit, ENOUGH_MIB, guest.vm());
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    exits.assert_source(1, &["the guest with it: ", &killed_in(&limit)]);
+    assert_not_running(&finished.destination);
+}
+
+/// Uses more memory than the limit allows. The kernel kills the machine first.
+fn use_up(limit: &MemoryLimit, mib: u64, vm: &Vm) {
+    std::fs::write(format!("/proc/{}/oom_score_adj", vm.pid()), "1000").unwrap();
+    let bytes = (2 * mib) << 20;
+    let script = format!(
+        "echo $$ >{} && head -c {bytes} /dev/zero | tail -c {bytes} >/dev/null",
+        limit.processes().display()
+    );
+    // It is killed as well.
+    Command::new("sh").args(["-c", &script]).status().unwrap();
+    vm.wait_exit(LONG).unwrap();
 }

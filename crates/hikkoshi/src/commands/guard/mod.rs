@@ -49,8 +49,6 @@ pub(crate) use restore::{is_complete, restore};
 
 const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
 
-pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
-
 /// The guard process.
 pub(crate) fn run(args: &Args) -> Result<ExitStatus, Exit> {
     signals::ignore_signals()?;
@@ -118,6 +116,15 @@ fn failed(journal: &Path, doing: &str, error: &dyn std::error::Error) -> Exit {
         .resumed_by(again)
 }
 
+/// The source's QEMU has ended, and why, if that is known.
+pub(super) fn qemu_ended(why: Option<&str>) -> String {
+    let ended = "the source's QEMU has ended, and the guest with it";
+    match why {
+        Some(why) => format!("{ended}: {why}"),
+        None => ended.to_owned(),
+    }
+}
+
 /// The migration was undone.
 fn restored(journal: &Path, entry: &SourceEntry, outcome: &UndoOutcome) -> Exit {
     let ended = |what: &str| {
@@ -126,7 +133,10 @@ fn restored(journal: &Path, entry: &SourceEntry, outcome: &UndoOutcome) -> Exit 
     };
     let was_stopped = entry.qemu.undo.stopped == Some(true);
     match outcome {
-        UndoOutcome::QemuExited => ended(QEMU_ENDED).held_by(Holder::Nobody),
+        UndoOutcome::QemuExited => {
+            let why = entry.qemu.why_ended();
+            ended(&qemu_ended(why.as_deref())).held_by(Holder::Nobody)
+        }
         UndoOutcome::Restored { state } if state == "running" => {
             ended("the guest runs at the source")
         }

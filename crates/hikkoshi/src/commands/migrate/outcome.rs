@@ -11,7 +11,7 @@ use hikkoshi_qemu::qmp::{Monitor, MonitorAddress};
 use hikkoshi_qemu::{GuestNow, QemuIdentity, QemuSource, QuitError};
 
 use crate::args::MigrateOptions;
-use crate::commands::guard::QEMU_ENDED;
+use crate::commands::guard::qemu_ended;
 use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::{SourceExtras, print_result};
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
@@ -54,7 +54,7 @@ pub(super) fn guest_now(
         Err(MigrateError {
             outcome: Outcome::AtSource | Outcome::Stopped,
             ..
-        }) => Some(guest.map_or(GuestNow::Ended, QemuSource::guest_now)),
+        }) => Some(guest.map_or(GuestNow::Ended(None), QemuSource::guest_now)),
         _ => None,
     }
 }
@@ -98,7 +98,7 @@ pub(super) fn report(
     };
     let again = resume_command::<SourceEntry>(journal);
     let (holder, next) = match &qemu.guest {
-        Some(GuestNow::Ended) => (Holder::Nobody, QEMU_ENDED.to_owned()),
+        Some(GuestNow::Ended(why)) => (Holder::Nobody, qemu_ended(why.as_deref())),
         guest => {
             let here = at_source(guest.as_ref(), qemu.ran);
             let next = next_step(&error, monitor, &here, &again);
@@ -191,7 +191,7 @@ fn at_source(guest: Option<&GuestNow>, ran: bool) -> String {
         Some(GuestNow::Stopped(state)) => {
             format!("the guest is at the source, and does not run: its state is {state}")
         }
-        Some(GuestNow::Ended) => QEMU_ENDED.to_owned(),
+        Some(GuestNow::Ended(why)) => qemu_ended(why.as_deref()),
         Some(GuestNow::Unknown) | None => {
             "the guest is at the source; its QEMU does not answer, so it is not known whether it \
              runs"

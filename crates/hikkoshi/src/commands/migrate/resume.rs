@@ -12,6 +12,7 @@ use super::outcome;
 use super::run::{AttachedGuest, AttachedSource};
 use crate::args::{Migrate, MigrateOptions, NamedGuest};
 use crate::commands::find_journal::{find, is_same_host};
+use crate::commands::guard::qemu_ended;
 use crate::commands::monitor;
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
@@ -62,8 +63,8 @@ pub(super) fn resume(
         }
         None if entry.engine.stage == SourceStage::Owned => {
             file.remove();
-            let what = "the source's QEMU has ended, and the guest with it: it was never handed \
-                        over";
+            let ended = qemu_ended(entry.qemu.why_ended().as_deref());
+            let what = format!("{ended}; it was never handed over");
             let exit = Exit::new(ExitStatus::AtSource, Reason::QemuEnded, what);
             return Err(exit.held_by(Holder::Nobody));
         }

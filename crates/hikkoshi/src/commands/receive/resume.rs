@@ -75,7 +75,9 @@ pub(super) fn resume(
         }
         None if entry.engine.stage == DestinationStage::Running => {
             monitor::discard_received(&identity.monitor, &folder);
-            let what = format!("the destination's QEMU (process {pid}) has ended");
+            let why = entry.qemu.why_ended();
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            let what = format!("the destination's QEMU (process {pid}) has ended{why}");
             let path = file.path().display();
             let left = format!("The journal {path} was kept for inspection: remove it then");
             return Err(outcome::qemu_ended(&entry.engine, what, &left));
