@@ -82,9 +82,10 @@ pub struct Repeated {
 pub struct DiskCopy {
     /// The disk, for people.
     pub name: String,
-    /// Bytes that are copied.
+    /// Bytes that are copied. What the guest writes meanwhile, which reaches both disks at once, does
+    /// not count.
     pub copied_bytes: u64,
-    /// Bytes to copy, as far as they are known: grows with what the guest writes meanwhile.
+    /// Bytes to copy, as far as they are known.
     pub total_bytes: u64,
     /// Whether both disks have the same content, and each write of the guest reaches both.
     pub in_sync: bool,

@@ -240,7 +240,7 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_disk_bytes",
         Kind::Gauge,
-        "Bytes of the disk to copy, by `disk`, at the source: grows with what the guest writes.",
+        "Bytes of the disk to copy, by `disk`, at the source.",
         |out, _, migrations| of_disks(out, migrations, |disk| count_value(disk.total_bytes)),
     ),
     family(

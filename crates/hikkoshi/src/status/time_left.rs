@@ -184,7 +184,11 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
     // Parts of zeros take nearly nothing, and how much of an image holds others is known about.
     let content = match now.disk_content {
         Some(content) => {
-            let known = float(content.saturating_sub(now.state.bytes.disks.unwrap_or(0)));
+            // The connections also carry what the guest writes meanwhile.
+            let copied = now.state.disks.iter().map(|disk| disk.copied_bytes);
+            let copied = copied.fold(0, u64::saturating_add);
+            let sent = now.state.bytes.disks.unwrap_or(0).min(copied);
+            let known = float(content.saturating_sub(sent));
             case.choose([known * 0.9, known, known * 1.5 + 64e6])
                 .min(float(left))
         }

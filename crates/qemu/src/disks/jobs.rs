@@ -20,6 +20,7 @@ use hikkoshi_account::DiskCopy;
 use serde_json::{Value, json};
 
 use super::copy_error::CopyError;
+use super::guest_writes::GuestWrites;
 use super::job::{CopyJob, Failure, list};
 use super::job_speed::JobSpeed;
 use super::{CopiedDisk, filter_name, is_ours, name};
@@ -86,18 +87,22 @@ pub(crate) fn limit(
     Ok(())
 }
 
-/// How far the jobs of these disks are.
+/// How far the jobs of these disks are, without what the guest writes meanwhile.
 pub(crate) fn progress(
     client: &mut Client,
     disks: &[CopiedDisk],
+    writes: &GuestWrites,
 ) -> Result<Vec<DiskCopy>, CopyError> {
+    // First, so that it is not more than the jobs have added.
+    let written = writes.since(client)?;
     let jobs = list(client)?;
     let of = |(number, disk): (usize, &CopiedDisk)| -> Result<DiskCopy, CopyError> {
         let job = find(&jobs, number, disk)?;
+        let written = written.get(number).copied().unwrap_or(0);
         Ok(DiskCopy {
             name: disk.label.clone(),
-            copied_bytes: job.done,
-            total_bytes: job.total,
+            copied_bytes: job.done.saturating_sub(written),
+            total_bytes: job.total.saturating_sub(written),
             in_sync: job.is_ready(),
         })
     };
@@ -127,15 +132,11 @@ fn find<'a>(
     }
 }
 
-/// Ends the jobs of a paused guest, all of which are ready, and removes their targets. Returns what
-/// they have copied.
+/// Ends the jobs of a paused guest, all of which are ready, and removes their targets.
 ///
 /// The guest writes nothing any more, so both disks are the same when this returns, and the targets
 /// are flushed. QEMU cannot release its images before.
-pub(crate) fn complete(
-    client: &mut Client,
-    disks: &[CopiedDisk],
-) -> Result<Vec<DiskCopy>, CopyError> {
+pub(crate) fn complete(client: &mut Client, disks: &[CopiedDisk]) -> Result<(), CopyError> {
     let jobs = list(client)?;
     for (number, disk) in disks.iter().enumerate() {
         let job = find(&jobs, number, disk)?;
@@ -169,7 +170,6 @@ pub(crate) fn complete(
         }
         wait_for_change(client)?;
     };
-    let mut copied = Vec::with_capacity(disks.len());
     for (number, disk) in disks.iter().enumerate() {
         let id = name(number);
         let label = || disk.label.clone();
@@ -185,18 +185,12 @@ pub(crate) fn complete(
                 failure,
             });
         }
-        copied.push(DiskCopy {
-            name: label(),
-            copied_bytes: job.done,
-            total_bytes: job.total,
-            in_sync: true,
-        });
     }
     for number in 0..disks.len() {
         client.execute("job-dismiss", json!({ "id": name(number) }))?;
         client.execute("blockdev-del", json!({ "node-name": name(number) }))?;
     }
-    Ok(copied)
+    Ok(())
 }
 
 /// Waits for the next change of a job, or for a moment.

@@ -13,6 +13,7 @@ pub(crate) mod copy_error;
 mod describe;
 pub(crate) mod end_copies;
 pub(crate) mod exports;
+pub(crate) mod guest_writes;
 mod image;
 mod job;
 pub(crate) mod job_speed;

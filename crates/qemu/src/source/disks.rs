@@ -20,6 +20,7 @@ use serde_json::json;
 use super::QemuSource;
 use crate::disks::copy_error::CopyError;
 use crate::disks::end_copies::{self, EndCopiesError};
+use crate::disks::guest_writes::GuestWrites;
 use crate::disks::job_speed::JobSpeed;
 use crate::disks::jobs;
 use crate::disks::nbd::NbdRequests;
@@ -41,6 +42,10 @@ pub(super) struct DiskCopies {
     limit: Option<u64>,
     /// What QEMU limits each job that was started to.
     speeds: Vec<JobSpeed>,
+    /// What the guest has written to the disks of these jobs.
+    writes: GuestWrites,
+    /// How far they were when that was last queried.
+    progress: Vec<DiskCopy>,
     /// Ends waits for QEMU, which may wait for the destination as long as disks are copied.
     cancel: Option<CancelFlag>,
     /// What was copied, when all have been completed.
@@ -138,7 +143,8 @@ impl QemuSource {
         let speed = JobSpeed::of_each(self.copies.limit, self.copies.disks.len());
         let client = connected(&mut self.client)?;
         client.set_cancel(Some(cancel.clone()));
-        let started = jobs::start(client, number, &disk, speed);
+        let started = jobs::start(client, number, &disk, speed)
+            .and_then(|()| self.copies.writes.begin(client));
         client.set_cancel(None);
         started.map_err(|source| CopyError::Qmp {
             disk: disk.label,
@@ -176,13 +182,21 @@ impl QemuSource {
         }
         let client = connected(&mut self.client)?;
         client.set_cancel(self.copies.cancel.clone());
-        let progress = jobs::progress(client, disks).and_then(|progress| {
+        let progress = jobs::progress(client, disks, &self.copies.writes);
+        let progress = progress.and_then(|progress| {
             let speeds = JobSpeed::of_all(self.copies.limit, &progress);
             jobs::limit(client, &mut self.copies.speeds, &speeds)?;
             Ok(progress)
         });
         client.set_cancel(None);
-        progress
+        let mut progress = progress?;
+        // Requests of the guest that are in progress are counted, and then they are not.
+        for (now, before) in progress.iter_mut().zip(&self.copies.progress) {
+            now.copied_bytes = now.copied_bytes.max(before.copied_bytes);
+            now.total_bytes = now.total_bytes.max(now.copied_bytes);
+        }
+        self.copies.progress.clone_from(&progress);
+        Ok(progress)
     }
 
     /// Whether disks are being copied, or may be.
@@ -204,7 +218,12 @@ impl QemuSource {
         let completed = jobs::complete(client, &self.copies.disks);
         client.set_cancel(None);
         client.set_timeout(COMMAND_TIMEOUT);
-        self.copies.completed = Some(completed?);
+        completed?;
+        let mut copied = std::mem::take(&mut self.copies.progress);
+        for disk in &mut copied {
+            (disk.copied_bytes, disk.in_sync) = (disk.total_bytes, true);
+        }
+        self.copies.completed = Some(copied);
         // Whoever undoes the move has nothing of them to end.
         self.undo.copies = 0;
         Ok(self.begin_save(prepared)?)
@@ -232,6 +251,8 @@ impl QemuSource {
         self.undo.copies = 0;
         self.copies.started = 0;
         self.copies.speeds.clear();
+        self.copies.writes = GuestWrites::default();
+        self.copies.progress.clear();
         self.record_undone();
         Ok(())
     }

@@ -308,6 +308,14 @@ fn disks_are_copied_before_the_memory() {
         near(limited[1], Some((2e9 + memory) / 10e6 + 0.06)),
         "{limited:?}"
     );
+    // The guest has written as much as was copied, past the limit.
+    now.state.bytes.disks = Some(2_000_000_000);
+    let busy = of(&now, Mode::Hybrid, Some(10_000_000), [20e6; 3]).unwrap();
+    assert!(
+        near(busy[1], Some((2e9 + memory) / 10e6 + 0.06)),
+        "{busy:?}"
+    );
+    now.state.bytes.disks = Some(1_000_000_000);
     // The rest of the image are zeros.
     now.disk_content = now.state.bytes.disks;
     let zeros = of(&now, Mode::Hybrid, None, steady).unwrap();
