@@ -82,8 +82,8 @@ pub struct Repeated {
 pub struct DiskCopy {
     /// The disk, for people.
     pub name: String,
-    /// Bytes that are copied. What the guest writes meanwhile, which reaches both disks at once, does
-    /// not count.
+    /// Bytes that are copied. What the guest writes meanwhile, which reaches both disks at once,
+    /// does not count.
     pub copied_bytes: u64,
     /// Bytes to copy, as far as they are known.
     pub total_bytes: u64,

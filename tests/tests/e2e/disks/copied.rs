@@ -212,8 +212,8 @@ fn written_bytes(vm: &Vm) -> u64 {
     disks.as_array().unwrap().iter().filter_map(of).sum()
 }
 
-/// The limit is far below what the guest writes. Its writes do not wait for it, and the copy ends in
-/// the time that its content takes: what the guest writes is at both sides at once, and is not
+/// The limit is far below what the guest writes. Its writes do not wait for it, and the copy ends
+/// in the time that its content takes: what the guest writes is at both sides at once, and is not
 /// copied again.
 #[test]
 #[ignore = "one of its kind runs in CI: make test-disks"]
