@@ -5,7 +5,8 @@
 # Each is run again, alone, up to two times. One that passes then is FLAKY: it is listed at the end,
 # and its first output is kept in its folder. One flaky test is forgiven, two are a failure. Output
 # with the line `NEVER RETRIED` (guest/lab/src/never_retried.rs) is never forgiven: a wrong page, a
-# missed write, a guest that ran twice, an engine that crashed.
+# missed write, a guest that ran twice, an engine that crashed. Nor is a panic in one of the engine's
+# threads.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${1:-build/tests/failed}
@@ -14,7 +15,8 @@ failed=()
 
 # Prints why the output of a test is not forgiven.
 grave() {
-    grep --no-filename --max-count=1 "NEVER RETRIED: " "$@"
+    grep --no-filename --max-count=1 --extended-regexp \
+        "NEVER RETRIED: |^thread '(src|dst|hk|dmn|front)-.* panicked at " "$@"
 }
 
 for test in "$folder"/*/; do

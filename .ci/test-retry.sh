@@ -12,7 +12,7 @@ fail() {
 }
 
 # A test program like libtest's. For each of its tests, TESTS has NAME=N: it fails N times; and
-# NAME=grave: it fails once, with a wrong page.
+# NAME=grave or panic: it fails once, with a wrong page, or because a thread of an engine panics.
 mkdir -p "$work/project/.ci"
 cp "$here"/{note-failures,retry}.sh "$work/project/.ci"
 cat >"$work/e2e-0123456789abcdef" <<'EOS'
@@ -27,6 +27,7 @@ for test in $TESTS; do
     echo "$((runs + 1))" >"$STATE/$name"
     text="it failed"
     [[ $times != grave ]] || { times=1 text="NEVER RETRIED: a wrong page: 7"; }
+    [[ $times != panic ]] || { times=1 text="thread 'dst-urgent' (7) panicked at a.rs:1:"; }
     ((runs < times)) || { echo "test $name ... ok"; continue; }
     echo "test $name ... FAILED"
     sections+="---- $name stdout ----"$'\n'"$text"$'\n\n'
@@ -58,6 +59,7 @@ expect 0 "FLAKY: e2e b: passed when it ran again (attempt 2)" "b=2"
 expect 1 "FAILED: e2e b: failed three times" "a=0 b=3"
 expect 1 "retry.sh: 2 tests are flaky" "a=1 b=1"
 expect 1 "FAILED: e2e b: a wrong page: 7" "b=grave"
+expect 1 "FAILED: e2e b: thread 'dst-urgent' (7) panicked at" "b=panic"
 [[ $(cat "$work/state/b") == 1 ]] || fail "a wrong page was tried again"
 # A flaky test beside a grave one: its section of the output is its own.
 expect 1 "FLAKY: e2e a: " "a=1 b=grave"

@@ -26,7 +26,7 @@ impl Tally {
     fn check(&self) {
         for (page, times) in self.0.iter().enumerate() {
             let times = times.load(Ordering::Relaxed);
-            assert_eq!(times, 1, "page {page} was won {times} times");
+            assert_eq!(times, 1, "NEVER RETRIED: page {page} was won {times} times");
         }
     }
 }

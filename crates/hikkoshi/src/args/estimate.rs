@@ -65,7 +65,8 @@ pub(crate) struct Estimate {
 
     /// Accept a destination whose vCPUs differ
     ///
-    /// As for `hikkoshi migrate`.
+    /// Differences are reported instead of refused. A program in the guest that uses a missing
+    /// feature is killed.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 

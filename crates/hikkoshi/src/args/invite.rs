@@ -19,7 +19,8 @@ pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(15 * 60);
 pub(crate) struct Invite {
     /// Start the destination's QEMU with the command line in FILE
     ///
-    /// As `receive --template`.
+    /// The file has the words of one command. {name} is the guest's name, {qmp} the path of the QMP
+    /// socket.
     #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = CONNECTION)]
     pub template: Option<PathBuf>,
 

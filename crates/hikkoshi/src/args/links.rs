@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hikkoshi_engine::RetryFor;
+use hikkoshi_link::DEFAULT_STALL_TIMEOUT;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::headings::{CONNECTION, RECOVERY};
@@ -51,7 +52,7 @@ pub(crate) struct LinkOptions {
 impl Default for LinkOptions {
     fn default() -> Self {
         Self {
-            stall_timeout_s: 20,
+            stall_timeout_s: DEFAULT_STALL_TIMEOUT.as_secs(),
             retry_for_s: None,
         }
     }

@@ -41,7 +41,8 @@ pub(crate) struct SshArgs {
 
     /// Start the destination's QEMU with the command line in FILE of HOST
     ///
-    /// As `receive --template`. QEMU is ended if the guest stays at the source.
+    /// The file has the words of one command. {name} is the guest's name, {qmp} the path of the QMP
+    /// socket. QEMU is ended if the guest stays at the source.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "FILE",

@@ -16,7 +16,7 @@ use roxmltree::{Document, Node};
 use thiserror::Error;
 
 use super::change::Edits;
-use super::write::write;
+use super::write_description::write;
 
 /// A source's description of a domain that is not used here.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -43,7 +43,7 @@ mod snapshots;
 mod start;
 #[cfg(feature = "libvirt")]
 mod tpm;
-mod write;
+mod write_description;
 
 use std::fmt;
 use std::io;

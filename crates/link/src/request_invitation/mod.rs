@@ -6,7 +6,7 @@
 //! ```text
 //! source                               front
 //!   │── TLS, application protocol ─────▶│  both have certificates of an authority that the other
-//!   │   "hikkoshi/1 invite kept"        │  trusts; the front's names its host
+//!   │   "hikkoshi/1 invite"             │  trusts; the front's names its host
 //!   │── the guest's name ──────────────▶│  decides by the certificate's names
 //!   │◀── an invitation, or why not ─────│
 //! ```
@@ -15,9 +15,7 @@
 //! here; the application protocol keeps such a connection from being taken for a link.
 //!
 //! The source keeps this connection open until it has moved its guest or has given up. A receiver
-//! that is still waiting for it when the connection ends ends, too. Sources of
-//! earlier revisions close the connection when they have the answer; they have another application
-//! protocol, without "kept".
+//! that is still waiting for it when the connection ends ends, too.
 //!
 //! Each message is two bytes, the length (big-endian), and text. The front's has a byte before
 //! that: what the text is.

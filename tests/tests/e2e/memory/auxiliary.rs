@@ -102,7 +102,10 @@ fn move_with_video(guest: &mut Guest<'_>, plan: &MigrationPlan) -> (JsonReport, 
         here.name()
     ));
     differ.retain(before_pause);
-    assert!(differ.is_empty(), "lost or stale pages: {differ:?}");
+    assert!(
+        differ.is_empty(),
+        "NEVER RETRIED: lost or stale pages: {differ:?}"
+    );
     assert!(written.len() > late + 100, "too few pages were rewritten");
     (report, messages)
 }
@@ -185,7 +188,10 @@ fn over_a_slow_network(mib: u64) {
     let report = guest.complete_migration(&exits, finished, "running");
     let [here, there] = [&source, guest.vm()].map(|vm| vm.ram_block(VIDEO).unwrap());
     let differ = here.differing_pages(&there, DRAWN).unwrap();
-    assert!(differ.is_empty(), "lost or stale pages: {differ:?}");
+    assert!(
+        differ.is_empty(),
+        "NEVER RETRIED: lost or stale pages: {differ:?}"
+    );
     log(format!(
         "{mib} MiB of video memory: {} KiB sent while paused",
         paused >> 10

@@ -26,7 +26,7 @@ use crate::output::streams;
 use crate::security::{self, Acceptor};
 use crate::status::RunPublisher;
 
-/// A destination that listens, which nobody has been told yet.
+/// A destination that listens, and is not announced yet.
 pub(super) struct DestinationRun<'a> {
     args: &'a Receive,
     publisher: &'a RunPublisher,
