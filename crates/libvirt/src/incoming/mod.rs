@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `image.rs` | what libvirt expects before QEMU's stream |
 //! | `description.rs` | checks of the description that a source sends |
-//! | `write.rs` | writes what was read of it again, for libvirt |
+//! | `write_description.rs` | writes what was read of it again, for libvirt |
 //! | `tpm.rs` | the state folder of an emulated TPM, which must be this host's own |
 //! | `change.rs` | `--set`: changes of what is specific to a host |
 //! | `start.rs` | all of it: from the pipe to QEMU's process |
