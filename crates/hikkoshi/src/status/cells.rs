@@ -39,7 +39,10 @@ struct Tracked {
 pub(super) struct Written {
     /// Pages that the guest dirties per second, if that is known of nearly all of its memory.
     pub(super) rate: Option<f64>,
-    /// Pages that are dirty now, if so, among those whose log was taken.
+    /// … if the rest of it were like the part of which that is known, which is at least a quarter.
+    /// It may not be.
+    pub(super) rate_if_alike: Option<f64>,
+    /// Pages that are dirty now, if the rate is known, among those whose log was taken.
     pub(super) dirty: f64,
 }
 
@@ -146,12 +149,20 @@ impl Sums {
     /// What is known of the guest as a whole. A sum of a few cells would not be its rate.
     #[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
     fn written(self) -> Written {
-        if !Map::is_rated(self.rated, self.pages) {
+        if self.rated == 0 || self.rated < self.pages / 4 {
             return Written::default();
         }
         let (pages, rated) = (self.pages as f64, self.rated as f64);
+        let rate_if_alike = Some(self.rate * pages / rated);
+        if !Map::is_rated(self.rated, self.pages) {
+            return Written {
+                rate_if_alike,
+                ..Written::default()
+            };
+        }
         Written {
-            rate: Some(self.rate * pages / rated),
+            rate: rate_if_alike,
+            rate_if_alike,
             dirty: self.dirty as f64 * (self.taken as f64 / rated),
         }
     }

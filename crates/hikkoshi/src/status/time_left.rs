@@ -54,6 +54,10 @@ pub(super) struct Writes<'a> {
 /// Rounds after which a simulated pre-copy is said not to converge.
 const PATIENCE: u32 = 100;
 
+/// What is left of the rate in post-copy of a whole guest, at worst, when it requests many pages.
+/// Over 200 Mbit/s the rest of a move was up to 1.2 times as long as by the worst rate so far.
+const SLOWED_BY_REQUESTS: f64 = 0.8;
+
 /// What QEMU copies of a disk at once, in bytes, before it pauses for its limit.
 const DISK_BURST: f64 = 16.0 * 1024.0 * 1024.0;
 
@@ -144,7 +148,8 @@ impl Left {
 /// `d < r`. That is pessimistic, because the shorter a round, the more often the guest writes to
 /// the same pages. If the working sets were measured before, the rounds are simulated with them.
 /// If post-copy follows after some rounds, each round that is left is as long as the last one.
-/// Hybrid sends the rest of the round, and then what is dirty once.
+/// Hybrid sends the rest of the round, and then what is dirty once. The worst of what is not known
+/// yet is that all memory with content is sent once more.
 pub(super) fn time_left(
     now: &Snapshot,
     plan: &Plan,
@@ -213,12 +218,8 @@ fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> 
         Some(map) => case.pages(map.pages_from(0)),
         None => case.choose([0.0, 1.0, 1.0]) * float(now.state.pages.guest),
     };
-    // What the guest writes meanwhile is not known.
-    let times = match (plan.mode, case) {
-        (Mode::Precopy, Case::Worst) => return None,
-        (Mode::Hybrid, Case::Worst) => 2.0,
-        _ => 1.0,
-    };
+    // What the guest writes meanwhile, or how much its requests slow down post-copy, is not known.
+    let times = case.choose([1.0, 1.0, 2.0]);
     let bytes = content + times * memory * float(PAGE_BYTES);
     Some(quotient(bytes, rate)? + case.switchover())
 }
@@ -237,8 +238,13 @@ fn postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f6
         // The guest has written them since.
         (_, Mode::Precopy | Mode::Hybrid) => missing * case.choose([0.8, 1.0, 1.0]),
     };
+    // The guest's requests slow down the rest. After pre-copy there are few.
+    let slower = match plan.mode {
+        Mode::Postcopy => case.choose([1.0, 1.0, SLOWED_BY_REQUESTS]),
+        Mode::Precopy | Mode::Hybrid => 1.0,
+    };
     let left = Left::new(missing, content);
-    Some(left.seconds(case.rate(speed.pages), case)? + case.end())
+    Some(left.seconds(case.rate(speed.pages) * slower, case)? + case.end())
 }
 
 fn precopy(
@@ -251,13 +257,24 @@ fn precopy(
     let rate = case.rate(speed.pages);
     let rest = rest(now, case);
     let in_round = round_seconds(now, rate, case)?;
+    let measured = |set| simulated(now, plan, rate, in_round, set);
     let all = match (case, writes.working_set, writes.now.rate) {
         // The last one is this.
         (Case::Best, ..) => in_round,
-        (Case::Likely, Some(measured), _) => simulated(now, plan, rate, in_round, measured)?,
+        (Case::Likely, Some(set), _) => measured(set)?,
         (Case::Likely, None, None) => in_round,
-        // In the first round nothing says how many follow.
-        (Case::Worst, _, None) => return None,
+        // In the first round nothing says how many follow, but for the guest's writes to a part of
+        // its memory, and what was measured.
+        (Case::Worst, set, None) => {
+            let mut all = in_round + quotient(all_content(now), rate)?;
+            if let Some(dirtied) = writes.now.rate_if_alike {
+                all = all.max(quotient(all_content(now), rate - dirtied)?);
+            }
+            if let Some(set) = set {
+                all = all.max(measured(set)?);
+            }
+            all
+        }
         (_, _, Some(dirtied)) => {
             let dirty = writes.now.dirty;
             // After the first round, what is not sent yet in this one is dirty as well.
@@ -343,13 +360,18 @@ fn hybrid(now: &Snapshot, speed: &Speed, writes: &Writes<'_>, case: Case) -> Opt
         }
         (None, _, Case::Best) | (None, None, Case::Likely) => 0.0,
         (None, Some(measured), Case::Likely) => left_dirty(measured, since_begin(now) + round),
-        (None, _, Case::Worst) => match &now.content {
-            Some(map) => map.pages_from(0).high,
-            None => float(now.state.total_pages),
-        },
+        (None, _, Case::Worst) => all_content(now),
     };
     let after = quotient(left.min(float(now.state.pages.guest)), rate)?;
     Some(round + after + case.switchover())
+}
+
+/// All pages that may have content: the most that a round can leave dirty.
+fn all_content(now: &Snapshot) -> f64 {
+    match &now.content {
+        Some(map) => map.pages_from(0).high,
+        None => float(now.state.pages.guest),
+    }
 }
 
 /// How long the rest of this round takes, and what is on its way.

@@ -69,6 +69,11 @@ fn a_sum_of_some_cells_is_not_shown_as_the_rate_of_the_guest() {
         // What the first cells had when the log had just been started is too long ago at the end.
         let known = (1..=cell + 1).filter(|taken| cell < taken * 16);
         assert_eq!(map.rated_pages, known.count() as u64 * PAGES, "{at} s");
+        let alike = written.rate_if_alike;
+        assert_eq!(alike.is_some(), map.rated_pages >= 25 * PAGES, "{at} s");
+        // The same pages again and again: the shorter the time, the higher the rate.
+        let most = 4.0 * 100.0 * 30.0 / at;
+        assert!(alike.is_none_or(|rate| (300.0..most).contains(&rate)));
         let Some(rate) = written.rate else {
             assert!(cell < 95, "the round is at its end");
             continue;

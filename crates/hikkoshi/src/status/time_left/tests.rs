@@ -57,7 +57,11 @@ fn plan(mode: Mode, when_stalled: WhenStalled) -> Plan {
 /// 100 pages are dirty.
 fn written(rate: Option<f64>) -> Writes<'static> {
     Writes {
-        now: Written { rate, dirty: 100.0 },
+        now: Written {
+            rate,
+            rate_if_alike: rate,
+            dirty: 100.0,
+        },
         working_set: None,
     }
 }
@@ -84,7 +88,9 @@ fn half_of_a_round() -> Snapshot {
 fn precopy_ends_when_the_rounds_become_short() {
     let now = half_of_a_round();
     let unknown = left(&now, Mode::Precopy, None);
-    assert_near(unknown, [Some(500.0 / BEST), Some(5.06), None]);
+    // All memory once more.
+    let twice = 500.0 / WORST + 1000.0 / WORST + 1.2;
+    assert_near(unknown, [Some(500.0 / BEST), Some(5.06), Some(twice)]);
     let steady = left(&now, Mode::Precopy, Some(0.0));
     let worst = 600.0 / WORST + 1.2;
     assert_near(steady, [Some(500.0 / BEST), Some(5.06), Some(worst)]);
@@ -92,6 +98,32 @@ fn precopy_ends_when_the_rounds_become_short() {
     let some = left(&now, Mode::Precopy, Some(50.0));
     assert_near(some, [Some(500.0 / BEST), Some(10.06), None]);
     assert_eq!(left(&now, Mode::Precopy, Some(150.0)), None);
+}
+
+/// In the first round, a part of the memory says whether the guest writes too much for a high end.
+#[test]
+fn a_part_of_the_memory_bounds_the_time_until_the_rate_is_known() {
+    let mut now = half_of_a_round();
+    now.state.round = 1;
+    (now.state.pages.precopy, now.state.pages.zero) = (500, 0);
+    let high = |rate_if_alike| {
+        let now_written = Written {
+            rate_if_alike,
+            ..Written::default()
+        };
+        let writes = Writes {
+            now: now_written,
+            working_set: None,
+        };
+        let plan = plan(Mode::Precopy, WhenStalled::Continue);
+        time_left(&now, &plan, &SPEED, &writes).unwrap().high_s
+    };
+    // What is in flight, and the rest of the round.
+    let twice = 1000.0 / WORST + 1000.0 / WORST + 1.2;
+    assert!(near(high(None), Some(twice)), "{:?}", high(None));
+    assert!(near(high(Some(10.0)), Some(twice)));
+    assert!(near(high(Some(30.0)), Some(1000.0 / 10.0 + 1.2)));
+    assert_eq!(high(Some(WORST)), None);
 }
 
 fn round(number: u32, begun: u64, dirty_pages: Option<u64>) -> Round {
@@ -229,7 +261,14 @@ fn what_was_measured_before_makes_a_likely_value() {
         (left.likely_s - (0.25 + 0.15 + 0.06)).abs() < 1e-6,
         "{left:?}"
     );
-    assert_eq!(left.high_s, None);
+    assert_eq!(left.high_s, None, "at the worst rate it does not end");
+    let steady = Rates {
+        worst: 2000.0,
+        ..fast
+    };
+    // At 1,600 pages a second: all memory is more than the rounds that were measured.
+    let left = of(Mode::Precopy, WhenStalled::Continue, steady).unwrap();
+    assert!(near(left.high_s, Some(1500.0 / 1600.0 + 1.2)), "{left:?}");
 }
 
 #[test]
@@ -245,7 +284,7 @@ fn postcopy_ends_with_the_last_missing_page() {
         [
             Some(0.0),
             Some(1.5 + zeros + 0.03),
-            Some(300.0 / WORST + 1.0),
+            Some(300.0 / (WORST * SLOWED_BY_REQUESTS) + 1.0),
         ],
     );
     // They were written since pre-copy.
@@ -298,9 +337,9 @@ fn disks_are_copied_before_the_memory() {
         Some(likely),
         Some((2e9 + 2.0 * memory) / 80e6 + 1.2),
     ];
-    assert_near(of(&now, Mode::Hybrid, None, steady), expected);
-    let precopy = of(&now, Mode::Precopy, None, steady);
-    assert_near(precopy, [expected[0], expected[1], None]);
+    for mode in [Mode::Precopy, Mode::Hybrid, Mode::Postcopy] {
+        assert_near(of(&now, mode, None, steady), expected);
+    }
     // In the mean, QEMU keeps to the limit.
     let bursts = [0.0, 16e6, 100e6];
     let limited = of(&now, Mode::Hybrid, Some(10_000_000), bursts).unwrap();
