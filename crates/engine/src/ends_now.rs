@@ -1,7 +1,10 @@
-//! A machine whose process ends.
+//! A VM whose process ends.
 
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::guest::SourceGuest;
+use crate::guest_error::GuestError;
 
 /// How long a process may take to end after operations on its memory, or its monitor, have failed.
 const ENDING: Duration = Duration::from_millis(200);
@@ -17,4 +20,12 @@ pub(crate) fn ends_now(has_ended: impl Fn() -> bool) -> bool {
         thread::sleep(Duration::from_millis(5));
     }
     true
+}
+
+/// Whether the guest's process has ended. One that cannot be resumed may be ending.
+pub(crate) fn has_ended_after(guest: &dyn SourceGuest, resumed: &Result<(), GuestError>) -> bool {
+    match resumed {
+        Ok(()) => guest.has_ended(),
+        Err(_) => ends_now(|| guest.has_ended()),
+    }
 }

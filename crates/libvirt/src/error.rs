@@ -121,6 +121,18 @@ pub enum DomainError {
         /// The length of their descriptions.
         bytes: usize,
     },
+    /// They would be lost with its configuration.
+    #[error(
+        "the domain {name} has checkpoints ({checkpoints}), which do not move, and which libvirt would \
+         forget by --undefine-source: leave that option out, or delete them before ('virsh \
+         checkpoint-delete')"
+    )]
+    Checkpoints {
+        /// The domain.
+        name: String,
+        /// How many.
+        checkpoints: usize,
+    },
     /// A part of one is neither in an image nor in the description.
     #[error(
         "the snapshot {snapshot} of the domain {name} has the guest's memory in {file}, which does not \

@@ -90,7 +90,7 @@ impl Guest for Domain {
 
 /// Watches a domain until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watch(Arc<Shared>);
+pub(crate) struct DomainWatch(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -122,7 +122,7 @@ struct State {
     stopped: Option<Stopped>,
 }
 
-impl Watch {
+impl DomainWatch {
     /// Starts to watch the domain, on a thread of its own.
     pub(crate) fn start(daemon: &Daemon, name: &str) -> Self {
         let shared = Arc::new(Shared {
@@ -203,7 +203,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for DomainWatch {
     fn drop(&mut self) {
         self.0.lock().over = true;
     }

@@ -19,4 +19,4 @@ mod watch;
 pub(crate) use known::{Known, Whole};
 pub(crate) use migrations::{Migrations, View};
 pub(crate) use subscription::Subscription;
-pub(crate) use watch::Watch;
+pub(crate) use watch::FolderWatch;

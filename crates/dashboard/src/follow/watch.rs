@@ -26,11 +26,11 @@ const MAX_FILES: usize = 128;
 
 /// Watches a status folder until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct FolderWatch {
     stop: Arc<AtomicBool>,
 }
 
-impl Watch {
+impl FolderWatch {
     /// Starts to watch a folder, which need not exist yet.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for FolderWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -275,7 +275,11 @@ fn outages(migration: &BothSides<'_>) -> Option<String> {
     for outage in outages {
         let up = outage.to_ms.map_or("not yet".to_owned(), elapsed);
         let took = outage.lasted_ms().map_or(NONE.to_owned(), duration_of);
-        table.row(&[elapsed(outage.from_ms), up, took]);
+        let from = match outage.before_ms {
+            0 => elapsed(outage.from_ms),
+            _ => "before this engine".to_owned(),
+        };
+        table.row(&[from, up, took]);
     }
     Some(table.finish())
 }

@@ -20,7 +20,7 @@ use super::limits::Limits;
 use super::listen::{AsyncListener, Listen, Listener, Stream};
 use super::routes::Routes;
 use super::write_timeout::WriteTimeout;
-use crate::follow::{Migrations, Watch};
+use crate::follow::{FolderWatch, Migrations};
 
 /// The longest head of a request, in bytes; also how much of a response is collected for one write.
 const BUFFER: usize = 16 << 10;
@@ -139,7 +139,7 @@ impl Server {
             .build()
             .map_err(RunError::starting("server"))?;
         let migrations = Migrations::new(&self.options.reasons);
-        let watch = Watch::start(folder, migrations.clone());
+        let watch = FolderWatch::start(folder, migrations.clone());
         let _watch = watch.map_err(RunError::starting("thread that watches the status folder"))?;
         let routes = Arc::new(Routes {
             migrations,

@@ -12,12 +12,12 @@ use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{MigrationId, Mode, OfferedGuest};
 
 use crate::disks::DiskRelay;
-use crate::ends_now::ends_now;
+use crate::ends_now::has_ended_after;
 use crate::guest::{Hardware, SourceGuest};
-use crate::guest_error::GuestError;
 use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
 use crate::source::context::{MigrateControl, MigrationContext};
+use crate::source::convergence::PrecopyResult;
 use crate::source::disks;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
@@ -25,7 +25,6 @@ use crate::source::lifecycle::{MigrationResult, SourceStart, with_context};
 use crate::source::notify_guest_kept;
 use crate::source::options::SourceOptions;
 use crate::source::precopy::Precopy;
-use crate::source::precopy::convergence::PrecopyResult;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::session::SourceSession;
 use crate::source::switchover;
@@ -296,14 +295,6 @@ fn cancel(
     session.cancel(cause.cancel_reason(has_ended));
     let error = MigrateError::after_resume(cause, resumed, has_ended);
     (error, may_be_undelivered)
-}
-
-/// Whether the guest's process has ended. One that cannot be resumed may be ending.
-pub(crate) fn has_ended_after(guest: &dyn SourceGuest, resumed: &Result<(), GuestError>) -> bool {
-    match resumed {
-        Ok(()) => guest.has_ended(),
-        Err(_) => ends_now(|| guest.has_ended()),
-    }
 }
 
 pub(crate) fn random() -> io::Result<[u8; 16]> {

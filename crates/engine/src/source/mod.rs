@@ -2,7 +2,7 @@
 //!
 //! One thread, the caller of [`migrate()`], leads. It connects (`session/`), leads
 //! the pre-copy rounds (`precopy/`), the switchover (`switchover/`), and what
-//! follows (`handover_driver/`), where the machine in `hikkoshi-handover` decides who
+//! follows (`handover_driver/`), where the state machine of `hikkoshi-handover` decides who
 //! may run the guest. In post-copy each link has a thread that sends pages
 //! (`postcopy/`): one answers page requests, the others push the rest.
 //!
@@ -11,9 +11,11 @@
 //! (`postcopy/push_policy/`).
 
 mod ask_destination;
+mod bit_scan;
 mod chunks;
 mod context;
 mod control;
+mod convergence;
 mod disks;
 mod error;
 mod give_up;
@@ -38,11 +40,11 @@ mod unsent;
 pub use ask_destination::{Comparison, compare};
 pub use context::MigrateControl;
 pub use control::{ControlRefused, LimitChange, MigrationLimits, SourceControl};
+pub use convergence::{Convergence, MAX_DOWNTIME, NotConverging};
 pub use error::{MigrateError, SourceFailure};
 pub use give_up::give_up_migrate;
 pub use least_bandwidth::BandwidthTooLow;
 pub use migrate::migrate;
 pub use options::{LogRanges, ReadAhead, SourceOptions, WhenStalled};
-pub use precopy::convergence::{Convergence, MAX_DOWNTIME, NotConverging};
 pub use probe::{ProbeOptions, ProbedLine, probe};
 pub use resume_migration::resume_migrate;

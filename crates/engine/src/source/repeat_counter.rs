@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::report::{Counters, Repeat};
+use crate::source::bit_scan::words;
 use crate::source::options::SourceOptions;
-use crate::source::unsent::words;
 use hikkoshi_wire::Mode;
 
 /// How pages are sent.

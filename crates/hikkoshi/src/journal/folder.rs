@@ -26,7 +26,7 @@ pub(crate) fn find<E: Entry>(
     folder: &Path,
     guest: Option<&NamedGuest>,
 ) -> io::Result<Vec<(PathBuf, E)>> {
-    let Found { readable, others } = search(folder, guest)?;
+    let FoundJournals { readable, others } = search(folder, guest)?;
     for (_, error) in others {
         tracing::warn!(error = %Report::new(&error), "ignoring a journal that cannot be read");
     }
@@ -35,7 +35,7 @@ pub(crate) fn find<E: Entry>(
 
 /// The journals of one side.
 #[derive(Debug)]
-pub(crate) struct Found<E> {
+pub(crate) struct FoundJournals<E> {
     /// Those that can be read, the newest first.
     pub(crate) readable: Vec<(PathBuf, E)>,
     /// The paths of the others, and why. They may be of any guest.
@@ -47,14 +47,17 @@ pub(crate) struct Found<E> {
 ///
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
-pub(crate) fn search<E: Entry>(folder: &Path, guest: Option<&NamedGuest>) -> io::Result<Found<E>> {
+pub(crate) fn search<E: Entry>(
+    folder: &Path,
+    guest: Option<&NamedGuest>,
+) -> io::Result<FoundJournals<E>> {
     let mut others = Vec::new();
     let folder = absolute(folder);
     let files = match std::fs::read_dir(&folder) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let readable = Vec::new();
-            return Ok(Found { readable, others });
+            return Ok(FoundJournals { readable, others });
         }
         Err(error) => return Err(file::about(&folder, &error)),
     };
@@ -78,7 +81,7 @@ pub(crate) fn search<E: Entry>(folder: &Path, guest: Option<&NamedGuest>) -> io:
     }
     found.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));
     let readable = found.into_iter().map(|(_, path, entry)| (path, entry));
-    Ok(Found {
+    Ok(FoundJournals {
         readable: readable.collect(),
         others,
     })

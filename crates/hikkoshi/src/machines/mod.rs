@@ -18,7 +18,7 @@ use crate::journal::JournalFile;
 
 pub(crate) use listening_process::ListeningProcess;
 pub(crate) use logs::{limit_logs, tail};
-pub(crate) use waiting_mark::{Left, WaitingMark};
+pub(crate) use waiting_mark::{LeftQemu, WaitingMark};
 
 /// The end of the name of a QMP socket.
 const QMP: &str = "qmp";

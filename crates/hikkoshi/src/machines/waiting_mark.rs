@@ -39,7 +39,7 @@ pub(crate) struct WaitingMark {
 
 /// What has become of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum LeftQemu {
     /// Its QEMU was ended.
     Ended,
     /// It has no QEMU any more.
@@ -168,20 +168,20 @@ impl WaitingMark {
     ///
     /// # Errors
     /// When its process is not found or does not end.
-    pub(crate) fn end_machine(&self) -> Result<Left, String> {
+    pub(crate) fn end_machine(&self) -> Result<LeftQemu, String> {
         if !self.is_set() {
-            return Ok(Left::Nothing);
+            return Ok(LeftQemu::Nothing);
         }
         let text = |error: io::Error| Report::new(&error).to_string();
         let left = match ListeningProcess::at(&self.qmp).map_err(text)? {
             // It may not answer: it waits for a page that no engine can bring.
             ListeningProcess::Process(process) => {
                 process.kill().map_err(text)?;
-                Left::Ended
+                LeftQemu::Ended
             }
-            ListeningProcess::Changed => return Ok(Left::MayStart),
-            ListeningProcess::None if self.may_start() => return Ok(Left::MayStart),
-            ListeningProcess::None => Left::Nothing,
+            ListeningProcess::Changed => return Ok(LeftQemu::MayStart),
+            ListeningProcess::None if self.may_start() => return Ok(LeftQemu::MayStart),
+            ListeningProcess::None => LeftQemu::Nothing,
             ListeningProcess::Unknown => {
                 return Err("the process behind its QMP socket is not known".to_owned());
             }
@@ -196,8 +196,8 @@ impl WaitingMark {
     /// if not, that is logged, and the mark stays.
     pub(crate) fn end_or_log(&self) -> bool {
         match self.end_machine() {
-            Ok(Left::Ended | Left::Nothing) => true,
-            Ok(Left::MayStart) => false,
+            Ok(LeftQemu::Ended | LeftQemu::Nothing) => true,
+            Ok(LeftQemu::MayStart) => false,
             Err(why) => {
                 tracing::warn!(why, "ending the QEMU that was started for the guest");
                 false

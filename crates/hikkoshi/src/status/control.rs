@@ -7,7 +7,7 @@ use hikkoshi_control::{Change, Changed, Command, Outcome, RefusalReason, Set};
 use hikkoshi_engine::{ControlRefused, LimitChange, SourceControl};
 
 use crate::args::MAX_DOWNTIME_MS;
-use crate::output::units::limit;
+use crate::output::units::{downtime_limit, limit};
 
 /// Does what a client asks for. `notice` is for the operator of the migration.
 pub(super) fn handle(command: Command, control: &SourceControl, notice: &dyn Fn(&str)) -> Outcome {
@@ -77,7 +77,8 @@ impl fmt::Display for Shown<'_> {
             parts.push(format!("bandwidth: {old} -> {new}"));
         }
         if let Some(Change { old, new }) = self.0.max_downtime_ms {
-            parts.push(format!("max-downtime: {old} ms -> {new} ms"));
+            let (old, new) = (downtime_limit(old), downtime_limit(new));
+            parts.push(format!("max-downtime: {old} -> {new}"));
         }
         f.write_str(&parts.join(", "))
     }

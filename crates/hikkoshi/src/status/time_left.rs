@@ -116,12 +116,12 @@ impl Case {
 
 /// Pages that are left.
 #[derive(Debug, Clone, Copy, Default)]
-struct Left {
+struct PagesLeft {
     content: f64,
     zeros: f64,
 }
 
-impl Left {
+impl PagesLeft {
     /// So many pages, of which these have content.
     fn new(pages: f64, content: f64) -> Self {
         let content = content.clamp(0.0, pages.max(0.0));
@@ -243,7 +243,7 @@ fn postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f6
         Mode::Postcopy => case.choose([1.0, 1.0, SLOWED_BY_REQUESTS]),
         Mode::Precopy | Mode::Hybrid => 1.0,
     };
-    let left = Left::new(missing, content);
+    let left = PagesLeft::new(missing, content);
     Some(left.seconds(case.rate(speed.pages) * slower, case)? + case.end())
 }
 
@@ -404,7 +404,7 @@ fn left_dirty(measured: &WorkingSet, seconds: f64) -> f64 {
 
 /// Pages of this round that are not done. The first round sends all memory in order, later ones
 /// what was written.
-fn rest(now: &Snapshot, case: Case) -> Left {
+fn rest(now: &Snapshot, case: Case) -> PagesLeft {
     let pages = float(now.state.total_pages.saturating_sub(now.state.done_pages));
     let content = match (now.state.round, &now.content) {
         // The guest writes to more of it meanwhile.
@@ -418,7 +418,7 @@ fn rest(now: &Snapshot, case: Case) -> Left {
         }
         _ => pages,
     };
-    Left::new(pages, content)
+    PagesLeft::new(pages, content)
 }
 
 #[allow(clippy::cast_precision_loss)] // Far below 2^53.

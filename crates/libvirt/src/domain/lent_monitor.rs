@@ -41,6 +41,9 @@ impl Monitor for Domain {
     #[cfg(feature = "libvirt")]
     fn domain(&self) -> Result<Option<hikkoshi_wire::Domain>, QmpError> {
         let owner = |error: DomainError| QmpError::Owner(error.into());
+        if self.options.undefine {
+            self.check_no_checkpoints().map_err(owner)?;
+        }
         let xml = self.migratable_xml().map_err(owner)?;
         let persistent = match self.options.persistent {
             false => String::new(),
@@ -145,7 +148,11 @@ impl Monitor for Domain {
 
     #[cfg(feature = "libvirt")]
     fn check_handed_over(&self) -> Result<(), QmpError> {
-        match self.watch.get().and_then(crate::watch::Watch::take_harm) {
+        match self
+            .watch
+            .get()
+            .and_then(crate::watch::DomainWatch::take_harm)
+        {
             Some(harm) => Err(QmpError::Owner(harm.into())),
             None => Ok(()),
         }

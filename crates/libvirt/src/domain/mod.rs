@@ -1,5 +1,7 @@
 //! A running domain: what it is, and what libvirt knows of it and does with it.
 
+#[cfg(feature = "libvirt")]
+mod checkpoints;
 mod lent_monitor;
 #[cfg(feature = "libvirt")]
 mod snapshots;
@@ -44,7 +46,7 @@ pub struct Domain {
     unchanged: crate::unchanged::Unchanged,
     /// From the beginning of its move.
     #[cfg(feature = "libvirt")]
-    watch: std::sync::OnceLock<crate::watch::Watch>,
+    watch: std::sync::OnceLock<crate::watch::DomainWatch>,
 }
 
 impl Domain {
@@ -272,9 +274,9 @@ impl Domain {
     }
 
     /// What watches the domain, which is started now if it was not before.
-    fn watched(&self) -> &crate::watch::Watch {
+    fn watched(&self) -> &crate::watch::DomainWatch {
         self.watch
-            .get_or_init(|| crate::watch::Watch::start(&self.daemon, &self.name))
+            .get_or_init(|| crate::watch::DomainWatch::start(&self.daemon, &self.name))
     }
 
     /// Ends the domain, whose QEMU is `process` and whose guest runs on another host. QEMU writes

@@ -59,8 +59,8 @@ impl Guest for Scripted<'_> {
 }
 
 /// A watch without its thread.
-fn watch() -> Watch {
-    Watch(Arc::new(Shared {
+fn watch() -> DomainWatch {
+    DomainWatch(Arc::new(Shared {
         daemon: Daemon::new("test:///none", "uuid", "guest"),
         name: "guest".to_owned(),
         state: Mutex::default(),
@@ -68,7 +68,7 @@ fn watch() -> Watch {
     }))
 }
 
-fn harm(watch: &Watch) -> Option<String> {
+fn harm(watch: &DomainWatch) -> Option<String> {
     watch.take_harm().map(|harm| harm.to_string())
 }
 

@@ -146,6 +146,11 @@ fn a_process_that_is_exiting_counts_as_gone() {
     child_of(other.id());
     let waits = rustix::process::Pid::from_child(&other);
     rustix::process::kill_process(waits, rustix::process::Signal::STOP).unwrap();
+    // Before it has stopped, it would wait for its child, and the first process could end.
+    eventually("the other process to stop", || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", other.id()));
+        stat.is_ok_and(|stat| stat.contains(") T "))
+    });
     let process = Arc::new(Process::open(first).unwrap());
     assert!(!process.has_lost_memory());
     kill(first);

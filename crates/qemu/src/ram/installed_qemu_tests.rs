@@ -13,7 +13,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_pages::PageRange;
 
 use super::file::{FileSystem, Kind};
-use super::{Found, RamErrors, addresses, blocks, find_blocks};
+use super::{FoundRam, RamErrors, addresses, blocks, find_blocks};
 use crate::process;
 use crate::process::reopen::FileAccess;
 use crate::qmp::human_monitor::human;
@@ -65,7 +65,7 @@ impl Qemu {
         }
     }
 
-    fn find(&mut self, access: FileAccess) -> Result<BTreeMap<String, Found>, RamErrors> {
+    fn find(&mut self, access: FileAccess) -> Result<BTreeMap<String, FoundRam>, RamErrors> {
         let found = find_blocks(&mut self.client, &self.process, access)?;
         let named = found.into_iter();
         Ok(named
@@ -93,7 +93,7 @@ fn with_each(options: &str, mut test: impl FnMut(&mut Qemu)) {
 }
 
 /// The first `bytes` bytes of a block.
-fn read(found: &Found, from: u64, bytes: usize) -> Vec<u8> {
+fn read(found: &FoundRam, from: u64, bytes: usize) -> Vec<u8> {
     let block = hikkoshi_pages::RamBlock::new("x", found.block.total, found.block.page_size);
     assert!(found.memory.backing.private().is_some());
     let memory = found.memory.backing.private().unwrap();

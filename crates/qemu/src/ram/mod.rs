@@ -59,7 +59,7 @@ pub(crate) struct Ram {
 }
 
 /// A block that was found.
-struct Found {
+struct FoundRam {
     block: RamBlockInfo,
     guest: Vec<GuestRange>,
     address: u64,
@@ -90,7 +90,7 @@ pub(crate) fn find(
     })
 }
 
-fn arrange(mut found: Vec<Found>, mut warnings: Vec<String>) -> Result<Ram, RamError> {
+fn arrange(mut found: Vec<FoundRam>, mut warnings: Vec<String>) -> Result<Ram, RamError> {
     // The same order on both sides, independent of the order of the options. A device's
     // memory has no guest address before the guest has configured it.
     found.sort_by_key(|found| {
@@ -126,7 +126,7 @@ fn find_blocks(
     client: &mut Client,
     process: &Arc<Process>,
     access: FileAccess,
-) -> Result<Vec<Found>, RamErrors> {
+) -> Result<Vec<FoundRam>, RamErrors> {
     let blocks = blocks::list(client)?;
     let backends = backend::list(client)?;
     if blocks.is_empty() {
@@ -143,7 +143,7 @@ fn find_blocks(
         let guest = guest_ranges(backend, &block, &flat_ranges);
         let memory = file::open(process, &areas, &block, address, access);
         match (guest, memory) {
-            (Ok(guest), Ok(memory)) => found.push(Found {
+            (Ok(guest), Ok(memory)) => found.push(FoundRam {
                 guest,
                 memory,
                 address,
@@ -177,7 +177,7 @@ fn guest_ranges(
 }
 
 /// Checks that the blocks contain all of the machine's memory.
-fn check_complete(client: &mut Client, blocks: &[Found]) -> Result<(), RamError> {
+fn check_complete(client: &mut Client, blocks: &[FoundRam]) -> Result<(), RamError> {
     let summary = client.execute("query-memory-size-summary", json!({}))?;
     let part = |key| summary.get(key).and_then(Value::as_u64).unwrap_or(0);
     let guest = part("base-memory").saturating_add(part("plugged-memory"));

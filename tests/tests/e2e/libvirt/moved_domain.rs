@@ -59,7 +59,7 @@ impl How {
 /// pass.
 pub(crate) const VIRSH_POSTCOPY: How = How::Virsh(&[
     "--bandwidth",
-    "50",
+    "20",
     "--postcopy",
     "--postcopy-after-precopy",
 ]);

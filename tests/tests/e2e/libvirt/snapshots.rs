@@ -5,7 +5,7 @@ use super::moved_domain::{How, LibvirtTest, assert_healthy, file_system};
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
 use hikkoshi_lab::{GuestReport, Workload};
 use hikkoshi_tests::MessageKind::Pages;
-use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, LONG};
+use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, LONG, hikkoshi};
 
 fn boot(test: &LibvirtTest) -> Domain<'_> {
     let workload = Workload::verify(16).option("every_ms", 200);
@@ -63,6 +63,41 @@ fn internal_snapshots_can_be_used_at_the_destination() {
     for name in ["second", "first"] {
         source.virsh(&["snapshot-delete", "guest", name]).unwrap();
     }
+}
+
+/// Backups continue from them. They do not move, and libvirt would forget them with the domain's
+/// configuration.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn checkpoints_are_not_lost_with_the_configuration() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let [source, destination] = test.hosts();
+    let domain = boot(&test);
+    source
+        .virsh(&["checkpoint-create-as", "guest", "monday"])
+        .unwrap();
+    let refused = [
+        "migrate",
+        "--domain",
+        "guest",
+        "--undefine-source",
+        "unix:/nowhere",
+    ];
+    let output = source.command(hikkoshi()).args(refused).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let part = "the domain guest has checkpoints (1), which do not move";
+    assert!(said.contains(part), "{said}");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_healthy(&domain, source);
+    let plan = DomainPlan::new("hybrid").migrate_args(&["--persistent"]);
+    DomainMove::start(&test.env, &domain, [source, destination], &plan).complete();
+    assert_healthy(&domain, destination);
+    let list = source
+        .virsh(&["checkpoint-list", "guest", "--name"])
+        .unwrap();
+    assert_eq!(list.trim(), "monday");
 }
 
 /// The disk has an image on another one.

@@ -23,7 +23,7 @@ hikkoshi.views.outages = (() => {
       this.element.hidden = outages.length === 0;
       const now = data.state?.at_ms ?? 0;
       this.table.update(outages.map(({ from_ms: from, before_ms: before = 0, to_ms: to }) => [
-        format.elapsed(from),
+        before > 0 ? "before this engine" : format.elapsed(from),
         to === null ? "not yet" : format.elapsed(to),
         `${format.duration((to ?? now) - from + before)}${to === null ? " so far" : ""}`,
       ]));

@@ -19,10 +19,10 @@ use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::Mode;
 use thiserror::Error;
 
+use crate::source::convergence::PrecopyResult;
 use crate::source::error::SourceFailure;
 use crate::source::least_bandwidth::{self, BandwidthTooLow};
 use crate::source::options::{SourceOptions, WhenStalled};
-use crate::source::precopy::convergence::PrecopyResult;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// Changes a migration while it runs. Clones change the same migration: the one that was given this

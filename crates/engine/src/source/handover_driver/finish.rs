@@ -6,9 +6,9 @@ use error_reporter::Report;
 use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
 
+use crate::ends_now::has_ended_after;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::{CompletionReport, HandoverDriver};
-use crate::source::migrate::has_ended_after;
 use crate::source::network_frames::FrameForwarder;
 use crate::source::notify_guest_kept;
 

@@ -1,6 +1,5 @@
 //! The pages that have not been sent yet in post-copy.
 
-mod bit_scan;
 mod write_counts;
 
 use std::io;
@@ -9,11 +8,10 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::report::MissingRanges;
+use crate::source::bit_scan::first_run;
 use crate::source::error::SourceFailure;
 use crate::source::read_log::{join, peek_log, take_log};
 use crate::source::repeat_counter::RepeatCounter;
-use bit_scan::first_run;
-pub(crate) use bit_scan::words;
 use hikkoshi_memory::GuestRam;
 pub(crate) use write_counts::HOTTEST;
 use write_counts::WriteCounts;

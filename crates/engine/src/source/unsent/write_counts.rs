@@ -6,7 +6,7 @@
 
 use hikkoshi_pages::{PageBitmap, PageRange};
 
-use crate::source::unsent::bit_scan::{first_run, words};
+use crate::source::bit_scan::{first_run, words};
 
 /// The highest count.
 pub(crate) const HOTTEST: usize = 3;

@@ -10,7 +10,7 @@ use hikkoshi_linux::is_served;
 use super::children::Children;
 use super::resumption::Journals;
 use crate::machines;
-use crate::machines::{Left, WaitingMark};
+use crate::machines::{LeftQemu, WaitingMark};
 use crate::output::streams;
 
 impl Children {
@@ -68,10 +68,10 @@ impl Children {
 
     fn end_machine(&self, name: &str, mark: &WaitingMark) {
         match mark.end_machine() {
-            Ok(Left::Ended) => streams::notice(&format!(
+            Ok(LeftQemu::Ended) => streams::notice(&format!(
                 "guest {name}: its QEMU, which has not got the guest, was ended"
             )),
-            Ok(Left::Nothing | Left::MayStart) => {}
+            Ok(LeftQemu::Nothing | LeftQemu::MayStart) => {}
             Err(why) => {
                 if self.state().not_ended.insert(name.to_owned()) {
                     streams::notice(&format!(

@@ -118,7 +118,13 @@ pub(super) fn start(
         monitor::discard_received(&guest.reattach_info().get().identity.monitor, &folder);
     }
     let path = journal.path().unwrap_or(folder);
-    outcome::report(publisher, result, &path, has_ended, outcome::After::Domain)
+    outcome::report(
+        publisher,
+        result,
+        &path,
+        has_ended,
+        outcome::DestinationLeft::Domain,
+    )
 }
 
 fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {

@@ -22,7 +22,7 @@ use hikkoshi_qemu::qmp::wait_until_started;
 use hikkoshi_qemu::{AttachError, QemuDestination, QemuIdentity, Refusal};
 
 use self::journal::DestinationJournal;
-use self::outcome::After;
+use self::outcome::DestinationLeft;
 use self::run::{Announcement, DestinationRun};
 use self::template::TemplateQemu;
 use crate::args::{DomainOptions, Receive};
@@ -149,9 +149,9 @@ fn start(
         );
     }
     let after = match (mark, guest.is_unused()) {
-        (Some(_), _) => After::Ends,
-        (None, true) => After::Unused,
-        (None, false) => After::Used,
+        (Some(_), _) => DestinationLeft::Ends,
+        (None, true) => DestinationLeft::Unused,
+        (None, false) => DestinationLeft::Used,
     };
     outcome::report(publisher, result, journal.path(), guest.has_ended(), after)
 }

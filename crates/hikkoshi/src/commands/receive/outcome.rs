@@ -32,7 +32,7 @@ const MAY_BE_LOST: &str = "the guest was started in that QEMU, and may have run.
 
 /// What is left of the destination's machine if the guest stays at the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum After {
+pub(super) enum DestinationLeft {
     /// A QEMU into which nothing was loaded.
     Unused,
     /// A QEMU that cannot receive another guest.
@@ -57,7 +57,7 @@ pub(super) fn report(
     result: Result<Account, ReceiveError>,
     journal: &Path,
     qemu_has_ended: bool,
-    after: After,
+    after: DestinationLeft,
 ) -> Result<ExitStatus, Exit> {
     let error = match result {
         Ok(account) => return success(publisher, &account, journal),
@@ -99,7 +99,7 @@ pub(super) fn report(
     let reason = match outcome {
         Outcome::Lost => Reason::GuestLost,
         // A domain was ended because of the failure, if the guest stays at the source.
-        Outcome::AtSource | Outcome::Stopped if after == After::Domain => {
+        Outcome::AtSource | Outcome::Stopped if after == DestinationLeft::Domain => {
             Reason::from(&error.cause)
         }
         _ if qemu_has_ended => Reason::QemuEnded,
@@ -167,7 +167,7 @@ fn success(
 }
 
 /// Where a guest is that was not received, and whether this QEMU can receive one later.
-fn at_source(cause: &DestinationFailure, after: After) -> String {
+fn at_source(cause: &DestinationFailure, after: DestinationLeft) -> String {
     let guest = match cause {
         DestinationFailure::SourceEnded => "the guest was not received here",
         DestinationFailure::CancelledBySource(_) => {
@@ -176,10 +176,12 @@ fn at_source(cause: &DestinationFailure, after: After) -> String {
         _ => "the guest stays at the source",
     };
     let here = match after {
-        After::Unused => "nothing was loaded into this QEMU, which can still receive a guest",
-        After::Used => "restart this QEMU before the next try",
-        After::Ends => "the QEMU that was started for it ends",
-        After::Domain => "nothing is left of its domain here",
+        DestinationLeft::Unused => {
+            "nothing was loaded into this QEMU, which can still receive a guest"
+        }
+        DestinationLeft::Used => "restart this QEMU before the next try",
+        DestinationLeft::Ends => "the QEMU that was started for it ends",
+        DestinationLeft::Domain => "nothing is left of its domain here",
     };
     format!("{guest}; {here}")
 }
@@ -211,7 +213,7 @@ mod tests {
         let reported = |cause: &DestinationFailure| {
             (
                 holder(Outcome::AtSource, cause),
-                at_source(cause, After::Used).contains("stays at the source"),
+                at_source(cause, DestinationLeft::Used).contains("stays at the source"),
             )
         };
         // Whatever the source reports as the reason.

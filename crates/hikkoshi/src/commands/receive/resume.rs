@@ -8,7 +8,7 @@ use hikkoshi_handover::{DestinationRecord, DestinationStage, Outcome};
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::journal::DestinationJournal;
-use super::outcome::{self, After};
+use super::outcome::{self, DestinationLeft};
 use super::run::{Announcement, DestinationRun};
 use super::shown_name;
 use crate::args::Receive;
@@ -123,9 +123,9 @@ pub(super) fn resume(
     }
     let after = match (&mark, &result) {
         (Some(mark), Err(error)) if error.outcome == Outcome::AtSource && mark.end_or_log() => {
-            After::Ends
+            DestinationLeft::Ends
         }
-        _ => After::Used,
+        _ => DestinationLeft::Used,
     };
     outcome::report(publisher, result, journal.path(), has_ended, after)
 }

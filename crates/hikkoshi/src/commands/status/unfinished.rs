@@ -32,7 +32,7 @@ pub(super) struct UnfinishedMigration {
 
 /// What is not finished.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct UnfinishedGuests {
     /// Migrations whose journals can be read.
     pub(super) migrations: Vec<UnfinishedMigration>,
     /// What can be said of each other journal, by its path; or of their folder. A migration of any
@@ -41,8 +41,8 @@ pub(super) struct Found {
 }
 
 /// Those with a journal in the run folder `folder`.
-pub(super) fn find(folder: &Path) -> Found {
-    let mut found = Found::default();
+pub(super) fn find(folder: &Path) -> UnfinishedGuests {
+    let mut found = UnfinishedGuests::default();
     found.add(folder, |path, entry: SourceEntry| {
         let (stage, message) = (
             Stage::Source(entry.engine.stage),
@@ -63,7 +63,7 @@ pub(super) fn find(folder: &Path) -> Found {
     found
 }
 
-impl Found {
+impl UnfinishedGuests {
     /// Adds those of one side.
     fn add<E: Entry>(
         &mut self,

@@ -6,6 +6,7 @@ use hikkoshi_account::rate_text;
 use hikkoshi_pages::PAGE_SIZE;
 
 use super::report::{CostReport, DirtyRateReport, RangeReport, RatesReport};
+use crate::output::units::{bytes, float};
 
 /// Hot ranges that are printed; the JSON has all.
 const HOT_SHOWN: usize = 8;
@@ -124,24 +125,6 @@ fn pages(number: f64) -> String {
 /// A whole number.
 fn count(number: f64) -> String {
     format!("{number:.0}")
-}
-
-fn bytes(bytes: f64) -> String {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = units
-        .into_iter()
-        .map(|(name, shift)| (name, float(1 << shift)))
-        .find(|(_, size)| bytes >= *size);
-    match unit {
-        Some((name, size)) => format!("{:.1} {name}", bytes / size),
-        None => format!("{bytes:.0} B"),
-    }
-}
-
-/// Exact below 2^53.
-#[allow(clippy::cast_precision_loss)]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

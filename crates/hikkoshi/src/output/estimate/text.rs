@@ -6,6 +6,7 @@ use hikkoshi_account::Predicted;
 use hikkoshi_account::rate_text;
 
 use super::report::{EstimateReport, ModeReport};
+use crate::output::units::{bytes, float};
 
 /// Working sets that are printed, by their windows in milliseconds; the JSON has all.
 const SHOWN: [f64; 3] = [100.0, 1000.0, 10_000.0];
@@ -134,22 +135,6 @@ fn time(ms: f64) -> String {
     } else {
         format!("{:.0} s", ms / 1e3)
     }
-}
-
-fn bytes(bytes: f64) -> String {
-    for (name, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
-        let size = float(1 << shift);
-        if bytes >= size {
-            return format!("{:.1} {name}", bytes / size);
-        }
-    }
-    format!("{bytes:.0} B")
-}
-
-/// Exact below 2^53.
-#[allow(clippy::cast_precision_loss)]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

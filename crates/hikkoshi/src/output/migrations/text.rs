@@ -12,7 +12,7 @@ use super::{Engine, Seen};
 use crate::output::colours::Colour;
 use crate::output::progress_line::{self, left_range, left_seconds};
 use crate::output::streams::Lines;
-use crate::output::units::{limit, mib};
+use crate::output::units::{downtime_limit, limit, mib};
 
 /// What is not known.
 const NOTHING: &str = "-";
@@ -218,8 +218,8 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
     if let Some(limits) = state.limits {
         let bandwidth = format!("bandwidth {}", limit(limits.bandwidth));
         let downtime = limits.max_downtime_ms;
-        let downtime = downtime.map_or_else(String::new, |ms| format!(", downtime {ms} ms"));
-        lines.push(("limits", bandwidth + &downtime));
+        let downtime = downtime.map(|ms| format!(", downtime {}", downtime_limit(ms)));
+        lines.push(("limits", bandwidth + &downtime.unwrap_or_default()));
     }
     lines
 }

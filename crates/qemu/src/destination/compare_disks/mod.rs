@@ -171,6 +171,8 @@ impl Compared {
             }
         } else if !is_same {
             return Some(at_both(&on(&disk.image), &on(&our.image)));
+        } else if let Some(side) = unknown_backing(disk, our) {
+            return Some(format!("backing files: not known at the {side}"));
         } else {
             return self.other_backing(disk, our, |(theirs, ours)| theirs.is_same(ours));
         }
@@ -184,28 +186,23 @@ impl Compared {
         ours: &Disk,
         are_equal: impl Fn((&DiskImage, &DiskImage)) -> bool,
     ) -> Option<String> {
-        let side = match (&theirs.backing, &ours.backing) {
-            (Backing::Known(there), Backing::Known(here)) if there.len() == here.len() => {
-                let mut pairs = there.iter().zip(here);
-                let (there, here) = pairs.find(|&pair| !are_equal(pair))?;
-                return Some(format!("backing file: {}", at_both(&on(there), &on(here))));
-            }
-            (Backing::Known(there), Backing::Known(here)) => {
-                return Some(format!(
-                    "backing files: {}",
-                    at_both(&all(there), &all(here))
-                ));
-            }
-            // Its image says so, which is the same or is not compared.
-            (Backing::Known(there), Backing::Unknown) if there.is_empty() => return None,
-            (Backing::Unknown, _) => "source",
-            (_, Backing::Unknown) => "destination",
+        if let Some(side) = unknown_backing(theirs, ours) {
+            self.warnings.push(format!(
+                "the backing files of the disk {} are not known at the {side}, and are not compared",
+                label(theirs)
+            ));
+            return None;
+        }
+        let (Backing::Known(there), Backing::Known(here)) = (&theirs.backing, &ours.backing) else {
+            return None;
         };
-        self.warnings.push(format!(
-            "the backing files of the disk {} are not known at the {side}, and are not compared",
-            label(theirs)
-        ));
-        None
+        if there.len() != here.len() {
+            let both = at_both(&all(there), &all(here));
+            return Some(format!("backing files: {both}"));
+        }
+        let mut pairs = there.iter().zip(here);
+        let (there, here) = pairs.find(|&pair| !are_equal(pair))?;
+        Some(format!("backing file: {}", at_both(&on(there), &on(here))))
     }
 
     /// Of one image, both sides have the same size.
@@ -279,6 +276,17 @@ impl Compared {
                 "{sizes}: give the destination flash memory of the same size"
             ));
         }
+    }
+}
+
+/// The side at which the images below a disk are not known, so that they cannot be compared.
+fn unknown_backing(theirs: &Disk, ours: &Disk) -> Option<&'static str> {
+    match (&theirs.backing, &ours.backing) {
+        (Backing::Known(_), Backing::Known(_)) => None,
+        // Its image says so, which is the same or is not compared.
+        (Backing::Known(there), Backing::Unknown) if there.is_empty() => None,
+        (Backing::Unknown, _) => Some("source"),
+        (_, Backing::Unknown) => Some("destination"),
     }
 }
 

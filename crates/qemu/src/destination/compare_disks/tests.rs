@@ -421,10 +421,27 @@ fn the_images_below_a_disk_must_be_the_same() {
         (
             there(&[base]),
             unknown(top()),
+            &refused("files: not known at the destination"),
+            "",
+        ),
+        (
+            unknown(top()),
+            there(&[base]),
+            &refused("files: not known at the source"),
+            "",
+        ),
+        (
+            shared(there(&[base])),
+            unknown(top()),
             "",
             &not_known("destination"),
         ),
-        (unknown(top()), there(&[base]), "", &not_known("source")),
+        (
+            shared(unknown(top())),
+            there(&[base]),
+            "",
+            &not_known("source"),
+        ),
         // Its image has the name of a backing file, or none.
         (there(&[]), unknown(top()), "", ""),
     ]);

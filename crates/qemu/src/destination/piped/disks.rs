@@ -110,7 +110,7 @@ pub(in crate::destination) fn list(process: &Process) -> io::Result<Vec<PipedDis
 /// The disks that these options, with their values, make in QEMU's process `pid`.
 fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<PipedDisk> {
     let found = of_options(options).into_iter().map(|found| {
-        let Found {
+        let StartedDisk {
             disk,
             is_whole,
             options,
@@ -132,7 +132,7 @@ fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec
 type Options = Map<String, Value>;
 
 /// A disk that options make.
-struct Found {
+struct StartedDisk {
     disk: BlockDisk,
     /// Whether it is the whole of its file.
     is_whole: bool,
@@ -141,7 +141,7 @@ struct Found {
 }
 
 /// The disks that these options make.
-fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Found> {
+fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<StartedDisk> {
     let mut nodes = HashMap::new();
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     for (name, value) in options {
@@ -196,7 +196,11 @@ fn is_on(options: &Options, key: &str) -> bool {
 }
 
 /// The disk of a `-drive`.
-fn of_drive(device: Option<&Options>, drive: &Options, nodes: &HashMap<String, Options>) -> Found {
+fn of_drive(
+    device: Option<&Options>,
+    drive: &Options,
+    nodes: &HashMap<String, Options>,
+) -> StartedDisk {
     let is_cd = text(drive, "media") == Some("cdrom");
     let mut node = drive.clone();
     if let Some(file) = node.get_mut("file").filter(|file| file.is_string()) {
@@ -275,7 +279,7 @@ fn images(node: &Options, nodes: &HashMap<String, Options>) -> Option<Vec<String
 }
 
 /// The disk that a device has with this node.
-fn disk(device: Option<&Options>, node: &Options, nodes: &HashMap<String, Options>) -> Found {
+fn disk(device: Option<&Options>, node: &Options, nodes: &HashMap<String, Options>) -> StartedDisk {
     let layers = layers(node, nodes);
     let driver = |node: &Options| text(node, "driver").unwrap_or_default().to_owned();
     let is_filter = |node: &&Options| FILTERS.contains(&&*driver(node));
@@ -298,7 +302,7 @@ fn disk(device: Option<&Options>, node: &Options, nodes: &HashMap<String, Option
         ..BlockDisk::default()
     };
     let is_part = |node: &&Options| node.contains_key("offset") || node.contains_key("size");
-    Found {
+    StartedDisk {
         disk: found,
         is_whole: !layers.iter().any(is_part),
         options: nested(image),
@@ -387,7 +391,7 @@ mod tests {
         let found = of_options(LINE.into_iter());
         let parts: Vec<_> = found
             .iter()
-            .map(|Found { disk, .. }| {
+            .map(|StartedDisk { disk, .. }| {
                 (
                     disk.label(),
                     &*disk.driver,
@@ -438,7 +442,9 @@ mod tests {
         let found = of_options(line.into_iter());
         let parts: Vec<_> = found
             .iter()
-            .map(|Found { disk, .. }| (disk.label(), &*disk.driver, &*disk.file, disk.read_only))
+            .map(|StartedDisk { disk, .. }| {
+                (disk.label(), &*disk.driver, &*disk.file, disk.read_only)
+            })
             .collect();
         let expected = [
             ("vda", "raw", "/a,b.raw", true),
@@ -462,7 +468,7 @@ mod tests {
             let nodes = nodes.iter().map(|node| ("blockdev", *node));
             let device = ("device", "virtio-blk-pci,drive=top,id=vda");
             let all = nodes.chain([("blockdev", storage), device]);
-            let Found { disk, is_whole, .. } = of_options(all).remove(0);
+            let StartedDisk { disk, is_whole, .. } = of_options(all).remove(0);
             (disk.driver, disk.file, is_whole)
         };
         let filtered = [
