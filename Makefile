@@ -259,11 +259,15 @@ test-ept: setup ## second-stage tables: all tests but the models, also under the
 
 # loom replaces the atomics in every crate. A separate folder keeps both builds.
 .PHONY: test-loom
-test-loom: test-loom-product test-loom-ept ## loom models: page bitmap, state shared by the engine's threads, second-stage tables
+test-loom: test-loom-pages test-loom-engine test-loom-ept ## loom models: page bitmap, state shared by the engine's threads, second-stage tables
 
-.PHONY: test-loom-product
-test-loom-product: setup
+# Part of `make test`: the claims of pages.
+.PHONY: test-loom-pages
+test-loom-pages: setup
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-pages --lib --tests
+
+.PHONY: test-loom-engine
+test-loom-engine: setup
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-loom-ept
@@ -361,7 +365,7 @@ direct-io: guest ## move guests that read their disk by direct I/O, in every mod
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored direct_io::
 
 .PHONY: test
-test: lint ## lint, unit tests, the product's loom models, and a sample of the tests with real guests
+test: lint ## lint, unit tests, the loom models of the page bitmap, and a sample of the tests with real guests
 	@.ci/test.sh
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done

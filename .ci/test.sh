@@ -3,8 +3,8 @@
 #
 # Most tests of the crates wait for a peer or a timeout. Four groups of them run at once
 # (.ci/test-group.sh). At the same time, with low priority, the guests for the last group are made,
-# and then the product's loom models are checked (`make test-loom` also checks those of the
-# second-stage tables). The tests that move real guests are the last group, because each guest keeps
+# and then the loom models of the page bitmap are checked (`make test-loom` also checks those of the
+# engine, its links and the second-stage tables). The tests that move real guests are the last group, because each guest keeps
 # a processor busy.
 #
 # They run the program that was built with the tests: what does something for each page is
@@ -76,7 +76,7 @@ guest_images() {
 loom() {
     chrt --idle --pid 0 "$BASHPID"
     tail --pid "${parts[guest_images]}" -f /dev/null
-    make --no-print-directory test-loom-product
+    make --no-print-directory test-loom-pages
 }
 
 # Runs one group. Cargo is always called for the whole workspace: for another selection of packages,

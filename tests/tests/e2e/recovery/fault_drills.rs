@@ -275,6 +275,7 @@ impl Cut {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn links_cut() {
     let env = TestEnv::new();
     let guest = Guest::boot(&env, faulting_guest());
