@@ -30,8 +30,8 @@ impl Domain {
 
 fn count(domain: &virt::domain::Domain) -> Result<usize, Error> {
     let domain = domain.as_ptr();
-    // SAFETY: the domain is valid as long as its wrapper. Without a place for the list, libvirt only
-    // counts (virDomainListAllCheckpoints).
+    // SAFETY: the domain is valid as long as its wrapper. Without a place for the list, libvirt
+    // only counts (virDomainListAllCheckpoints).
     let count = unsafe { sys::virDomainListAllCheckpoints(domain, ptr::null_mut(), 0) };
     usize::try_from(count).map_err(|_| Error::last_error())
 }
