@@ -279,17 +279,22 @@ test-guests: guest-images browser ## the laboratory's own tests, and real guests
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 
+# The moves of domains that were made: a table of docs/versions.md.
+LIBVIRT_MOVES := $(abspath $(BUILD))/libvirt-moves
+
 # Domains of real libvirt daemons, of 9.0 and of 12.9, and a few tests with 11.3. A move in all modes
 # and a few quick tests are part of `make test`.
 # CI: what cannot be tested is an error.
 .PHONY: test-libvirt
 test-libvirt: guest-images guest-debian openssh ## domains of libvirt: their monitors, `check`, and moves between two daemons
 	setup/setup.sh libvirt-11.3 libvirt-12.9
+	rm -f $(LIBVIRT_MOVES)
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
-	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
-	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=12.9 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt::versions::
-	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT=11.3 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt::at_once:: libvirt::copied_disks:: libvirt::two_daemons::a_domain_is_moved_in --include-ignored
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT_MOVES=$(LIBVIRT_MOVES) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT_MOVES=$(LIBVIRT_MOVES) HIKKOSHI_LIBVIRT=12.9 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt::versions::
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_LIBVIRT_MOVES=$(LIBVIRT_MOVES) HIKKOSHI_LIBVIRT=11.3 HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt::at_once:: libvirt::copied_disks:: libvirt::two_daemons::a_domain_is_moved_in --include-ignored
+	@echo "| libvirt, QEMU | moved to | mode |"; echo "| --- | --- | --- |"; sort -u $(LIBVIRT_MOVES)
 
 # One move with everything that is quick is part of test-guests.
 .PHONY: test-control

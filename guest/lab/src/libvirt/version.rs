@@ -30,6 +30,14 @@ impl LibvirtVersion {
         }
     }
 
+    /// The number of its QEMU.
+    pub fn qemu(self) -> &'static str {
+        match self {
+            Self::V9 | Self::V11 => "10.0",
+            Self::V12 => "11.1",
+        }
+    }
+
     fn parse(text: &str) -> Result<Self, LabError> {
         let known = Self::ALL.into_iter().find(|known| known.number() == text);
         known.ok_or_else(|| LabError::File {

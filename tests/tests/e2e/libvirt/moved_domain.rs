@@ -13,6 +13,8 @@ use hikkoshi_lab::{
 use hikkoshi_tests::{
     DomainMove, DomainPlan, JsonReport, LONG, RedisLoad, TestEnv, log, virsh_migrate,
 };
+use std::fs::File;
+use std::io::Write as _;
 use std::time::Duration;
 
 /// The guest's port.
@@ -51,8 +53,28 @@ impl How {
         assert_eq!(hosts[1].state(domain.name()).unwrap(), "running");
         let left = hosts[0].state(domain.name()).unwrap();
         assert!(matches!(left.as_str(), "absent" | "shut off"), "{left}");
+        if let Self::Hikkoshi(mode, _) = self {
+            record(hosts, mode);
+        }
         report
     }
+}
+
+/// The file to which each kind of move that was made is added, as a row of docs/versions.md.
+const MOVES: &str = "HIKKOSHI_LIBVIRT_MOVES";
+
+fn record(hosts: [&LibvirtHost; 2], mode: &str) {
+    let Some(path) = std::env::var_os(MOVES) else {
+        return;
+    };
+    let [from, to] = hosts.map(|host| {
+        let version = host.version();
+        format!("{}, {}", version.number(), version.qemu())
+    });
+    let file = File::options().create(true).append(true).open(path);
+    // In one piece: tests run at the same time.
+    let row = format!("| {from} | {to} | {mode} |\n");
+    file.unwrap().write_all(row.as_bytes()).unwrap();
 }
 
 /// Post-copy by libvirt begins after the first round: the guest writes more than the limit lets
