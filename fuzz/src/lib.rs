@@ -1,6 +1,7 @@
 //! The functions that the fuzz targets call, grouped by the crate that they test. The crates' own
 //! tests run the same functions on random input and on the corpora.
 
+pub use hikkoshi_link::compression_fuzzing as compression;
 pub use hikkoshi_link::tls::fuzzing as link;
 pub use hikkoshi_qemu::fuzzing as qemu;
 

@@ -20,6 +20,7 @@
 //! * `request_invitation/`: a source with a certificate asks a front for an invitation;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;
+//! * `compression/`: compression of background pages, which tunes itself;
 //! * `flow/`: flow control of background links, so that an urgent page does not wait behind
 //!   background pages in a queue.
 //!
@@ -43,6 +44,7 @@
 
 mod accept;
 mod address;
+mod compression;
 mod connect;
 mod flow;
 mod link_handshake;
@@ -56,9 +58,15 @@ pub use accept::{
     Arrival, Front, Listener, RejectionLog, RoutedConnection, WaitEnded, WaitLimit, hand_over,
 };
 pub use address::{Address, AddressError, ResolveError};
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub use compression::fuzzing as compression_fuzzing;
+pub use compression::{
+    Compression, CompressionCounters, Compressor, DecompressError, Decompressor, MethodCounters,
+};
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
-pub use link_handshake::{HandshakeError, hello, open};
+pub use link_handshake::{Agreed, HandshakeError, hello, open};
 pub use message_name::message_name;
 pub use request_invitation::{
     InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,

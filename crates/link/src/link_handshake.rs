@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{
-    CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role, Versions,
-    negotiate,
+    CHALLENGE_LEN, Features, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role,
+    Versions, negotiate,
 };
 use thiserror::Error;
 
@@ -78,14 +78,23 @@ impl HandshakeError {
 pub fn hello(role: Role, id: MigrationId) -> Hello {
     Hello {
         versions: Versions::SUPPORTED,
-        features: 0,
+        features: Features::SUPPORTED,
         role,
         id,
     }
 }
 
+/// What the hellos of a new link agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreed {
+    /// The protocol version to use.
+    pub version: u16,
+    /// The optional features that both sides have.
+    pub features: Features,
+}
+
 /// Connects to `remote` and exchanges hellos; `ours` is this side's. Returns the connection and
-/// the protocol version to use.
+/// what was agreed on.
 ///
 /// # Errors
 /// See [`HandshakeError`]. Once `stop` is set, it fails soon.
@@ -93,7 +102,7 @@ pub fn open(
     remote: &Remote,
     ours: &Hello,
     stop: &CancelFlag,
-) -> Result<(Stream, u16), HandshakeError> {
+) -> Result<(Stream, Agreed), HandshakeError> {
     let stream = Stream::connect(&remote.address, remote.loopback_only, stop)
         .map_err(HandshakeError::Connect)?;
     let handshake = || {
@@ -116,7 +125,7 @@ fn exchange_hellos(
     tls: Option<&TlsClient>,
     ours: &Hello,
     stop: &CancelFlag,
-) -> Result<(Stream, u16), HandshakeError> {
+) -> Result<(Stream, Agreed), HandshakeError> {
     let limits = limits(stop);
     if let Some(client) = tls {
         stream = stream.secure_client(client, limits)?;
@@ -128,12 +137,15 @@ fn exchange_hellos(
         answer => answer?,
     }
     let theirs = exchange.read_hello(limits)?;
-    let version = negotiate(ours, &theirs)?;
+    let agreed = Agreed {
+        version: negotiate(ours, &theirs)?,
+        features: ours.features.common(theirs.features),
+    };
     let mut challenge = [0; CHALLENGE_LEN];
     exchange.read(&mut challenge, Part::Challenge, limits)?;
     exchange.write(&challenge, limits)?;
     exchange.finish();
-    Ok((stream, version))
+    Ok((stream, agreed))
 }
 
 pub(crate) fn limits(stop: &CancelFlag) -> TimeLimits<'_> {

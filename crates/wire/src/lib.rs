@@ -90,6 +90,15 @@
 //! starts a host page. So the number of incomplete host pages is at most the
 //! number of links plus the number of unanswered requests.
 //!
+//! # Compressed pages
+//!
+//! A destination whose hello has [`Features::COMPRESSED_PAGES`] also receives
+//! [`Frame::Compressed`] on background links, in pre-copy and in post-copy: the
+//! contents of up to [`MAX_PAGES_PER_FRAME`] pages as one block of LZ4 or one
+//! frame of Zstandard, smaller than the pages. The header bounds both sizes, and
+//! the content must be exactly the pages. Pages that were requested are never
+//! compressed.
+//!
 //! # How the line is measured
 //!
 //! A source that moves nothing can measure the line to a waiting destination.
@@ -181,9 +190,9 @@ pub use compatibility::{
     BlockDifferences, BlockNames, MachineMismatch, Mismatch, ProcessorDifferences,
 };
 pub use framing::{
-    ControlError, ControlMessage, DecodeError, EncodeError, Frame, HEADER_LEN, MAX_DISK_BYTES,
-    MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, decode_control,
-    encode_control,
+    CompressionMethod, ControlError, ControlMessage, DecodeError, EncodeError, Frame, HEADER_LEN,
+    MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
+    decode_control, encode_control,
 };
 pub use limits::{Limits, MAX_CONTROL, MAX_OFFER};
 pub use messages::{
@@ -199,6 +208,6 @@ pub use messages::{
     ToSource, Topology,
 };
 pub use negotiation::{
-    CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role, Versions,
-    negotiate,
+    CHALLENGE_LEN, Features, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role,
+    Versions, negotiate,
 };

@@ -16,13 +16,13 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    AuxiliaryBlock, Backing, BlockDescription, ControlMessage, CpuidRegister, CpuidWord,
-    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot,
-    FaultKind, FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello,
-    ImageMark, ImageName, Machine, MigrationId, Mode, NetworkFrame, OfferedGuest, PageRanges,
-    Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role,
-    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
-    encode_control,
+    AuxiliaryBlock, Backing, BlockDescription, CompressionMethod, ControlMessage, CpuidRegister,
+    CpuidWord, DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain,
+    DomainSnapshot, FaultKind, FaultMeasures, Features, Frame, GuestDescription, GuestDisks,
+    GuestRangeDescription, Hello, ImageMark, ImageName, Machine, MigrationId, Mode, NetworkFrame,
+    OfferedGuest, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
+    Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination,
+    ToSource, Topology, Versions, encode_control,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -418,6 +418,14 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
     let mut pages = Frame::Pages { range: range(9, 1) }.encode().to_vec();
     pages.extend([0x5a; 4096]);
     streams.insert("frame-pages", pages);
+    for (name, method) in [
+        ("frame-lz4", CompressionMethod::Lz4),
+        ("frame-zstd", CompressionMethod::Zstd),
+    ] {
+        let (range, len) = (range(9, 2), 3);
+        let header = Frame::Compressed { range, method, len }.encode();
+        streams.insert(name, [&header[..], b"abc"].concat());
+    }
     let mut disk = Frame::Disk { len: 5 }.encode().to_vec();
     disk.extend(b"NBDMA");
     streams.insert("frame-disk", disk);
@@ -434,22 +442,28 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
             Frame::Zeros { .. } => "frame-zeros",
             Frame::Request { .. } => "frame-request",
             Frame::Ack { .. } => "frame-ack",
-            Frame::Control { .. } | Frame::Pages { .. } | Frame::Disk { .. } => {
+            Frame::Control { .. }
+            | Frame::Pages { .. }
+            | Frame::Compressed { .. }
+            | Frame::Disk { .. } => {
                 panic!("this frame has a payload")
             }
         };
         streams.insert(name, frame.encode().to_vec());
     }
-    for (name, role) in [
-        ("hello-control", Role::Control),
-        ("hello-urgent", Role::Urgent),
-        ("hello-background", Role::Background { index: 1 }),
-        ("hello-frames", Role::Frames),
-        ("hello-disk", Role::Disk { index: 3 }),
+    let none = Features::default();
+    let some = Features::COMPRESSED_PAGES;
+    for (name, role, features) in [
+        ("hello-control", Role::Control, none),
+        ("hello-urgent", Role::Urgent, none),
+        ("hello-background", Role::Background { index: 1 }, none),
+        ("hello-frames", Role::Frames, none),
+        ("hello-disk", Role::Disk { index: 3 }, none),
+        ("hello-compressed", Role::Background { index: 0 }, some),
     ] {
         let hello = Hello {
             versions: Versions::new(1, 1).unwrap(),
-            features: 0,
+            features,
             role,
             id: MigrationId::from_bytes(*b"0123456789abcdef"),
         };

@@ -46,7 +46,11 @@ proptest! {
     fn frames_decode_to_the_same(frame in strategies::frame()) {
         let header = frame.encode();
         prop_assert_eq!(Frame::decode(&header, &properties::LIMITS), Ok(frame));
-        if let Frame::Pages { range } | Frame::Zeros { range } | Frame::Request { range } = frame {
+        if let Frame::Pages { range }
+        | Frame::Compressed { range, .. }
+        | Frame::Zeros { range }
+        | Frame::Request { range } = frame
+        {
             let decode = |pages| Frame::decode(&header, &Limits { pages });
             prop_assert!(decode(range.end().index()).is_ok());
             prop_assert!(decode(range.end().index() - 1).is_err());

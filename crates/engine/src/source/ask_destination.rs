@@ -45,7 +45,7 @@ pub fn compare(
     };
     let id = random().map_err(|error| connect(HandshakeError::Io(error)))?;
     let hello = hello(Role::Control, MigrationId::from_bytes(id));
-    let (stream, version) = open(remote, &hello, cancel).map_err(connect)?;
+    let (stream, agreed) = open(remote, &hello, cancel).map_err(connect)?;
     let stream = Arc::new(stream);
     // No page travels.
     let limits = Limits { pages: 0 };
@@ -75,7 +75,7 @@ pub fn compare(
         }
     }
     Ok(Comparison {
-        version,
+        version: agreed.version,
         obstacles,
         warnings,
     })

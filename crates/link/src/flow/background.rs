@@ -1,5 +1,6 @@
 //! The sender of a background link: paced, bounded, acknowledged.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -7,9 +8,13 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 
 use crate::TICK;
+use crate::compression::MeasuredLink;
 use crate::flow::bandwidth::PresentLimit;
 use crate::flow::window::{Wait, Window};
-use crate::{Bandwidth, LinkError, LinkReader, LinkWriter, UrgentActivity, message_name};
+use crate::{
+    Bandwidth, Compression, CompressionCounters, LinkError, LinkReader, LinkWriter, UrgentActivity,
+    message_name,
+};
 use hikkoshi_linux::CancelFlag;
 
 /// Frames with at most this much content are collected in a batch…
@@ -46,6 +51,11 @@ pub struct BackgroundSender {
     kernel_pace: Option<f64>,
     /// Complete frames that have not been sent.
     batch: Vec<u8>,
+    /// Where pages are compressed; then also how long writing and waiting to write took since that
+    /// was measured last, and when bytes were last written.
+    compression: Option<MeasuredLink>,
+    writing: Duration,
+    last_written: Instant,
 }
 
 impl BackgroundSender {
@@ -63,6 +73,28 @@ impl BackgroundSender {
             last_sample: now,
             kernel_pace: None,
             batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
+            compression: None,
+            writing: Duration::ZERO,
+            last_written: now,
+        }
+    }
+
+    /// Compresses pages from now on, as `compression` says: the peer must have the feature. What is
+    /// compressed is added to `counters`.
+    pub fn set_compression(
+        &mut self,
+        compression: Compression,
+        counters: &Arc<CompressionCounters>,
+    ) {
+        self.compression = MeasuredLink::new(compression, counters);
+    }
+
+    /// There is nothing to send for now: the time until the next pages does not say how fast this
+    /// link is.
+    pub fn idle(&mut self) {
+        self.writing = Duration::ZERO;
+        if let Some(compression) = &mut self.compression {
+            compression.idle(self.window.sent());
         }
     }
 
@@ -118,13 +150,40 @@ impl BackgroundSender {
         content: &[u8],
         stop: &CancelFlag,
     ) -> Result<(), LinkError> {
-        if content.len() <= SMALL {
-            return self.collect(Frame::Pages { range }, content, stop);
+        // Taken out: the compressed bytes are in it.
+        let Some(mut compression) = self.compression.take() else {
+            return self.content(Frame::Pages { range }, content, stop);
+        };
+        let (frame, bytes) = match compression.compress(content) {
+            Some((method, compressed)) => {
+                let len = u32::try_from(compressed.len()).unwrap_or(u32::MAX);
+                (Frame::Compressed { range, method, len }, compressed)
+            }
+            None => (Frame::Pages { range }, content),
+        };
+        let result = self.content(frame, bytes, stop);
+        let writing = std::mem::take(&mut self.writing);
+        let (sent, in_flight) = (self.window.sent(), self.window.in_flight());
+        compression.on_written(sent, in_flight, writing, self.last_written);
+        self.compression = Some(compression);
+        result
+    }
+
+    /// Sends a frame with its payload.
+    fn content(
+        &mut self,
+        frame: Frame,
+        payload: &[u8],
+        stop: &CancelFlag,
+    ) -> Result<(), LinkError> {
+        if payload.len() <= SMALL {
+            return self.collect(frame, payload, stop);
         }
         self.flush(stop)?;
-        self.make_room((HEADER_LEN + content.len()) as u64, stop)?;
-        self.writer.pages(range, content)?;
-        self.account();
+        self.make_room((HEADER_LEN + payload.len()) as u64, stop)?;
+        let began = Instant::now();
+        self.writer.payload(frame, payload)?;
+        self.account(began);
         Ok(())
     }
 
@@ -164,9 +223,10 @@ impl BackgroundSender {
         if self.urgent_activity.is_none() {
             self.make_room(self.batch.len() as u64, stop)?;
         }
+        let began = Instant::now();
         self.writer.frames(&self.batch)?;
         self.batch.clear();
-        self.account();
+        self.account(began);
         Ok(())
     }
 
@@ -180,6 +240,7 @@ impl BackgroundSender {
             self.read_acks(TICK)?;
             check(stop)?;
         }
+        self.idle();
         Ok(())
     }
 
@@ -192,9 +253,11 @@ impl BackgroundSender {
         check(stop)
     }
 
-    /// Accounts for the bytes that the writer has sent since the last call.
-    fn account(&mut self) {
+    /// Accounts for the bytes that the writer has sent since the last call, from `began` on.
+    fn account(&mut self, began: Instant) {
         let now = Instant::now();
+        self.writing += now - began;
+        self.last_written = now;
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
         if let Some(limit) = self.rate_limit.get() {
@@ -223,6 +286,13 @@ impl BackgroundSender {
     /// # Errors
     /// The errors of [`pages`](Self::pages).
     pub fn make_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
+        let began = Instant::now();
+        let room = self.await_room(bytes, stop);
+        self.writing += began.elapsed();
+        room
+    }
+
+    fn await_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;
         self.wait_for_rate_limit(stop)?;

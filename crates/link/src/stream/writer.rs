@@ -118,8 +118,16 @@ impl LinkWriter {
     /// # Errors
     /// The link's failure.
     pub fn pages(&mut self, range: PageRange, content: &[u8]) -> Result<(), LinkError> {
-        debug_assert_eq!(range.bytes(), content.len() as u64);
-        self.write(&Frame::Pages { range }.encode(), content)
+        self.payload(Frame::Pages { range }, content)
+    }
+
+    /// Sends `frame` with its payload.
+    ///
+    /// # Errors
+    /// The link's failure.
+    pub fn payload(&mut self, frame: Frame, payload: &[u8]) -> Result<(), LinkError> {
+        debug_assert_eq!(frame.payload_len(), payload.len());
+        self.write(&frame.encode(), payload)
     }
 
     /// Sends the next bytes of a disk's connection: at most

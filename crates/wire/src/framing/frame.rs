@@ -44,6 +44,22 @@ const ZEROS: u8 = 3;
 const REQUEST: u8 = 4;
 const ACK: u8 = 5;
 const DISK: u8 = 6;
+const LZ4: u8 = 7;
+const ZSTD: u8 = 8;
+
+/// How the contents of pages are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompressionMethod {
+    /// One block of LZ4 (the LZ4 block format), without a size before it.
+    Lz4,
+    /// One frame of Zstandard (RFC 8878).
+    Zstd,
+}
+
+impl CompressionMethod {
+    /// All methods.
+    pub const ALL: [Self; 2] = [Self::Lz4, Self::Zstd];
+}
 
 /// A frame, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +97,17 @@ pub enum Frame {
         /// The number of bytes.
         len: u32,
     },
+    /// The contents of 1 to [`MAX_PAGES_PER_FRAME`] pages follow, compressed: only to a
+    /// destination with [`Features::COMPRESSED_PAGES`](crate::Features::COMPRESSED_PAGES), and only
+    /// if they are smaller than the pages.
+    Compressed {
+        /// The pages.
+        range: PageRange,
+        /// How they are compressed.
+        method: CompressionMethod,
+        /// The number of bytes that follow: at least 1, and less than the pages have.
+        len: u32,
+    },
 }
 
 impl Frame {
@@ -92,9 +119,10 @@ impl Frame {
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let (value, pages) = match *self {
             Self::Control { .. } | Self::Disk { .. } => (0, 0),
-            Self::Pages { range } | Self::Zeros { range } | Self::Request { range } => {
-                (range.start().index(), range.len())
-            }
+            Self::Pages { range }
+            | Self::Zeros { range }
+            | Self::Request { range }
+            | Self::Compressed { range, .. } => (range.start().index(), range.len()),
             Self::Ack { bytes } => (bytes, 0),
         };
         debug_assert!(
@@ -147,6 +175,15 @@ impl Frame {
             REQUEST => Self::Request { range },
             ACK => Self::Ack { bytes: value },
             DISK => Self::Disk { len: payload },
+            LZ4 | ZSTD => Self::Compressed {
+                range,
+                method: if kind == LZ4 {
+                    CompressionMethod::Lz4
+                } else {
+                    CompressionMethod::Zstd
+                },
+                len: payload,
+            },
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
         let name = frame.name();
@@ -185,6 +222,12 @@ impl Frame {
                 return Err(DecodeError::Malformed { name });
             }
         }
+        if let Self::Compressed { range, len, .. } = frame
+            && (len == 0 || u64::from(len) >= range.bytes())
+        {
+            let most = range.bytes() - 1;
+            return Err(DecodeError::CompressedLength { len, most });
+        }
         if reserved != 0 || usize_from(u64::from(payload)) != frame.payload_len() {
             return Err(DecodeError::Malformed { name });
         }
@@ -195,7 +238,9 @@ impl Frame {
     #[must_use]
     pub fn payload_len(&self) -> usize {
         match *self {
-            Self::Control { len } | Self::Disk { len } => usize_from(u64::from(len)),
+            Self::Control { len } | Self::Disk { len } | Self::Compressed { len, .. } => {
+                usize_from(u64::from(len))
+            }
             Self::Pages { range } => usize_from(range.len()).saturating_mul(PAGE_SIZE),
             Self::Zeros { .. } | Self::Request { .. } | Self::Ack { .. } => 0,
         }
@@ -211,6 +256,7 @@ impl Frame {
             Self::Request { .. } => "request",
             Self::Ack { .. } => "acknowledgement",
             Self::Disk { .. } => "disk",
+            Self::Compressed { .. } => "compressed pages",
         }
     }
 
@@ -222,13 +268,17 @@ impl Frame {
             Self::Request { .. } => REQUEST,
             Self::Ack { .. } => ACK,
             Self::Disk { .. } => DISK,
+            Self::Compressed { method, .. } => match method {
+                CompressionMethod::Lz4 => LZ4,
+                CompressionMethod::Zstd => ZSTD,
+            },
         }
     }
 
     /// The most pages, for the kinds with a range.
     const fn max_pages(&self) -> Option<u64> {
         match self {
-            Self::Pages { .. } => Some(MAX_PAGES_PER_FRAME),
+            Self::Pages { .. } | Self::Compressed { .. } => Some(MAX_PAGES_PER_FRAME),
             Self::Zeros { .. } => Some(MAX_PAGES_PER_ZEROS),
             Self::Request { .. } => Some(MAX_PAGES_PER_REQUEST),
             Self::Control { .. } | Self::Ack { .. } | Self::Disk { .. } => None,
@@ -295,6 +345,16 @@ pub enum DecodeError {
     DiskLength {
         /// The number of bytes.
         len: u32,
+    },
+    /// Compressed pages of no bytes, or that compression has not made smaller.
+    #[error(
+        "reading a frame header: it announces compressed pages of {len} bytes, 1 to {most} are possible for so many pages; the peer is faulty; close the link"
+    )]
+    CompressedLength {
+        /// The number of bytes.
+        len: u32,
+        /// The most bytes for the pages of the frame.
+        most: u64,
     },
     /// No pages, or too many.
     #[error(
@@ -382,8 +442,18 @@ mod tests {
 
     #[test]
     fn counts_are_bounded_for_each_kind() {
-        for (kind, max) in [(2u8, 256u32), (3, 1 << 18), (4, 1 << 18)] {
-            let payload = |count| if kind == 2 { count * 4096 } else { 0 };
+        for (kind, max) in [
+            (2u8, 256u32),
+            (3, 1 << 18),
+            (4, 1 << 18),
+            (7, 256),
+            (8, 256),
+        ] {
+            let payload = |count| match kind {
+                2 => count * 4096,
+                7 | 8 => 1000,
+                _ => 0,
+            };
             assert!(Frame::decode(&header(kind, 0, payload(max), 0, max), &LIMITS).is_ok());
             for count in [0, max + 1] {
                 let error = refused(header(kind, 0, payload(count), 0, count));
@@ -395,8 +465,12 @@ mod tests {
     #[test]
     fn ranges_must_lie_in_the_layout() {
         let last = (1 << 20) - 1;
-        for kind in [2u8, 3, 4] {
-            let payload = |count| if kind == 2 { count * 4096 } else { 0 };
+        for kind in [2u8, 3, 4, 7, 8] {
+            let payload = |count| match kind {
+                2 => count * 4096,
+                7 | 8 => 1000,
+                _ => 0,
+            };
             assert!(Frame::decode(&header(kind, 0, payload(1), last, 1), &LIMITS).is_ok());
             for (first, count) in [(last, 2), (last + 1, 1), (u64::MAX, 1), (u64::MAX - 1, 2)] {
                 let error = refused(header(kind, 0, payload(count), first, count));
@@ -422,6 +496,8 @@ mod tests {
             header(5, 0, 0, 1, 1),
             header(6, 0, 8, 1, 0),
             header(6, 0, 8, 0, 1),
+            header(7, 1, 8, 0, 1),
+            header(8, 1, 8, 0, 1),
         ] {
             let error = refused(bad);
             assert!(matches!(error, DecodeError::Malformed { .. }), "{error}");
@@ -441,7 +517,18 @@ mod tests {
             let error = refused(header(6, 0, len, 0, 0));
             assert_eq!(error, DecodeError::DiskLength { len });
         }
-        for kind in [0, 7, 255] {
+        for kind in [7, 8] {
+            for (count, len) in [(1, 0), (1, 4096), (2, 8192), (256, 1 << 20), (1, u32::MAX)] {
+                let error = refused(header(kind, 0, len, 0, count));
+                let most = u64::from(count) * 4096 - 1;
+                assert_eq!(error, DecodeError::CompressedLength { len, most });
+            }
+            for (count, len) in [(1, 1), (1, 4095), (256, (1 << 20) - 1)] {
+                let frame = Frame::decode(&header(kind, 0, len, 0, count), &LIMITS).unwrap();
+                assert_eq!(frame.payload_len(), len as usize);
+            }
+        }
+        for kind in [0, 9, 255] {
             assert_eq!(
                 refused(header(kind, 0, 0, 0, 0)),
                 DecodeError::UnknownKind { kind }

@@ -9,6 +9,6 @@ pub use control_codec::{
 };
 pub(crate) use fields::{field, put};
 pub use frame::{
-    DecodeError, Frame, HEADER_LEN, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
-    MAX_PAGES_PER_ZEROS,
+    CompressionMethod, DecodeError, Frame, HEADER_LEN, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME,
+    MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
 };

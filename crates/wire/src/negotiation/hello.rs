@@ -7,7 +7,7 @@
 //!     10      2  highest protocol version
 //!     12      2  role: 0 control, 1 urgent, 2 background, 3 frames, 4 disk
 //!     14      2  number of the background link or of the disk, otherwise 0
-//!     16      8  optional features, one bit each; none is defined yet
+//!     16      8  optional features, one bit each
 //!     24     16  the migration's id
 //!     40      4  CRC-32C of the 40 bytes before
 //! ```
@@ -70,15 +70,39 @@ impl fmt::Display for Role {
     }
 }
 
+/// Optional features of the protocol, one bit each. A side ignores bits that it does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// A destination can receive [`Frame::Compressed`](crate::Frame::Compressed) on background
+    /// links.
+    pub const COMPRESSED_PAGES: Self = Self(1);
+
+    /// What this build supports.
+    pub const SUPPORTED: Self = Self::COMPRESSED_PAGES;
+
+    /// The features that both sets have.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether the set has all of `features`.
+    #[must_use]
+    pub const fn has(self, features: Self) -> bool {
+        self.0 & features.0 == features.0
+    }
+}
+
 /// The first message on a link: what the sender supports, and what the link is
 /// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The protocol versions that the sender supports.
     pub versions: Versions,
-    /// The optional features that the sender supports beyond that, one bit each. None is
-    /// defined yet: a sender sets no bit, and a receiver ignores all of them.
-    pub features: u64,
+    /// The optional features that the sender supports beyond that.
+    pub features: Features,
     /// What the link is for.
     pub role: Role,
     /// The migration that the link belongs to.
@@ -102,7 +126,7 @@ impl Hello {
         put::<10, 2, HELLO_LEN>(&mut hello, self.versions.max().to_le_bytes());
         put::<12, 2, HELLO_LEN>(&mut hello, role.to_le_bytes());
         put::<14, 2, HELLO_LEN>(&mut hello, index.to_le_bytes());
-        put::<16, 8, HELLO_LEN>(&mut hello, self.features.to_le_bytes());
+        put::<16, 8, HELLO_LEN>(&mut hello, self.features.0.to_le_bytes());
         put::<24, 16, HELLO_LEN>(&mut hello, self.id.to_bytes());
         let checksum = checksum(&hello);
         put::<40, 4, HELLO_LEN>(&mut hello, checksum.to_le_bytes());
@@ -137,7 +161,7 @@ impl Hello {
         };
         Ok(Self {
             versions,
-            features: u64::from_le_bytes(field::<16, 8, HELLO_LEN>(hello)),
+            features: Features(u64::from_le_bytes(field::<16, 8, HELLO_LEN>(hello))),
             role,
             id: MigrationId::from_bytes(field::<24, 16, HELLO_LEN>(hello)),
         })

@@ -4,6 +4,6 @@ mod hello;
 mod migration_id;
 mod versions;
 
-pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
+pub use hello::{CHALLENGE_LEN, Features, HELLO_LEN, Hello, HelloError, Role};
 pub use migration_id::MigrationId;
 pub use versions::{NegotiationError, Versions, negotiate};

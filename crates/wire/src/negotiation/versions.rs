@@ -119,12 +119,12 @@ pub enum NegotiationError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MigrationId;
+    use crate::{Features, MigrationId};
 
     fn hello(min: u16, max: u16) -> Hello {
         Hello {
             versions: Versions::new(min, max).unwrap(),
-            features: 0,
+            features: Features::default(),
             role: Role::Control,
             id: MigrationId::from_bytes([7; 16]),
         }
@@ -141,7 +141,7 @@ mod tests {
         ] {
             let ours = hello(ours.0, ours.1);
             let theirs = Hello {
-                features: u64::MAX,
+                features: Features(u64::MAX),
                 ..hello(theirs.0, theirs.1)
             };
             for (one, two) in [(ours, theirs), (theirs, ours)] {

@@ -59,7 +59,11 @@ fn one_header(bytes: &[u8; HEADER_LEN]) {
     if let Ok(frame) = Frame::decode(bytes, &LIMITS) {
         assert_eq!(&frame.encode(), bytes, "{frame:?}");
         assert!(frame.payload_len() <= 1 << 20, "{frame:?}");
-        if let Frame::Pages { range } | Frame::Zeros { range } | Frame::Request { range } = frame {
+        if let Frame::Pages { range }
+        | Frame::Compressed { range, .. }
+        | Frame::Zeros { range }
+        | Frame::Request { range } = frame
+        {
             assert!(
                 !range.is_empty() && range.end().index() <= LIMITS.pages,
                 "{frame:?}"

@@ -2,13 +2,14 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    AuxiliaryBlock, Backing, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
-    Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot, FaultKind, FaultMeasures, Frame,
-    GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark, ImageName,
-    MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine,
-    MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, PageRanges, Processor,
-    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
-    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    AuxiliaryBlock, Backing, BlockDescription, CompressionMethod, CpuidRegister, CpuidWord,
+    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot,
+    FaultKind, FaultMeasures, Features, Frame, GuestDescription, GuestDisks, GuestRangeDescription,
+    Hello, ImageMark, ImageName, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    MAX_PAGES_PER_ZEROS, Machine, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest,
+    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
+    RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -31,7 +32,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     )
         .prop_map(|(min, more, bits, role, id)| Hello {
             versions: Versions::new(min, min.saturating_add(more)).unwrap(),
-            features: bits,
+            features: Features(bits),
             role,
             id: MigrationId::from_bytes(id),
         })
@@ -53,10 +54,20 @@ pub(crate) fn bare() -> impl Strategy<Value = Frame> {
     ]
 }
 
+/// Compressed pages: at most so many.
+fn compressed(max: u64) -> impl Strategy<Value = Frame> {
+    let method = prop::sample::select(CompressionMethod::ALL.to_vec());
+    (range(max), method).prop_flat_map(|(range, method)| {
+        let most = u32::try_from(range.bytes()).unwrap() - 1;
+        (1..=most).prop_map(move |len| Frame::Compressed { range, method, len })
+    })
+}
+
 pub(crate) fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         bare(),
         range(MAX_PAGES_PER_FRAME).prop_map(|range| Frame::Pages { range }),
+        compressed(MAX_PAGES_PER_FRAME),
         (1..=1u32 << 20).prop_map(|len| Frame::Control { len }),
         (0..=u32::try_from(MAX_DISK_BYTES).unwrap()).prop_map(|len| Frame::Disk { len }),
     ]
@@ -505,6 +516,8 @@ pub(crate) fn message<T: std::fmt::Debug>(
         let frame = Frame::Pages { range };
         Message::Frame(frame, vec![byte; frame.payload_len()])
     });
+    let compressed = (compressed(3), any::<u8>())
+        .prop_map(|(frame, byte)| Message::Frame(frame, vec![byte; frame.payload_len()]));
     let disk = prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| {
         let len = u32::try_from(bytes.len()).unwrap();
         Message::Frame(Frame::Disk { len }, bytes)
@@ -512,6 +525,7 @@ pub(crate) fn message<T: std::fmt::Debug>(
     prop_oneof![
         control.prop_map(Message::Control),
         pages,
+        compressed,
         bare().prop_map(|frame| Message::Frame(frame, Vec::new())),
         disk,
     ]

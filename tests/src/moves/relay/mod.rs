@@ -330,7 +330,7 @@ impl Shared {
             bytes.resize(HEADER_LEN + frame.payload_len(), 0);
             from.read_exact(&mut bytes[HEADER_LEN..])?;
             let kind = match frame {
-                Frame::Pages { .. } => MessageKind::Pages,
+                Frame::Pages { .. } | Frame::Compressed { .. } => MessageKind::Pages,
                 Frame::Zeros { .. } => MessageKind::Zeros,
                 Frame::Request { .. } => MessageKind::Request,
                 Frame::Ack { .. } => MessageKind::Ack,

@@ -42,7 +42,7 @@ impl SentPages {
             _ => {}
         }
         let (range, with_content) = match *frame {
-            Frame::Pages { range } => (range, true),
+            Frame::Pages { range } | Frame::Compressed { range, .. } => (range, true),
             Frame::Zeros { range } => (range, false),
             _ => return,
         };
