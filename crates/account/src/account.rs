@@ -3,7 +3,9 @@
 use hikkoshi_wire::Mode;
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, DiskCopy, Outage, Pages, Repeats, RequestStatistics, Round, SwitchoverStep};
+use crate::{
+    Bytes, Compression, DiskCopy, Outage, Pages, Repeats, RequestStatistics, Round, SwitchoverStep,
+};
 
 /// What a finished migration cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,6 +48,9 @@ pub struct Account {
     pub pages: Pages,
     /// Bytes by kind.
     pub bytes: Bytes,
+    /// What compression has saved of these bytes. `None`: nothing was compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// At the source: pages that were sent more than once. `None` if another engine began the
     /// migration: what it sent is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,6 +115,7 @@ impl Account {
             postcopy: false,
             pages: Pages::default(),
             bytes: Bytes::default(),
+            compression: None,
             repeats: None,
             rounds_detail: Vec::new(),
             outages: Vec::new(),

@@ -49,7 +49,7 @@ pub use map::Map;
 pub use rate_text::rate_text;
 pub use requests::{Bucket, FaultKind, LatencySummary, RequestStatistics, Stages, ThreadFaults};
 pub use rounds::{Outage, Round};
-pub use sent::{Bytes, DiskCopy, Pages, Repeated, Repeats};
+pub use sent::{Bytes, Compressed, Compression, DiskCopy, Pages, Repeated, Repeats};
 pub use state::{Converges, GuestAt, Limits, Phase, Progress, Side, Stage, State, TimeLeft, Unit};
 pub use statistics::{Auto, EngineInfo, Predicted, SourceQuit, Statistics};
 pub use switchover::SwitchoverStep;

@@ -52,6 +52,52 @@ impl Bytes {
     }
 }
 
+/// What compression has saved, by method. A method that was not used is missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compression {
+    /// By LZ4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lz4: Option<Compressed>,
+    /// By Zstandard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zstd: Option<Compressed>,
+}
+
+/// Pages that were sent compressed. They are counted as pages as well, and what was sent of them
+/// as bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compressed {
+    /// Bytes of their content.
+    pub content_bytes: u64,
+    /// Bytes that were sent instead, without frame headers.
+    pub sent_bytes: u64,
+}
+
+impl Compression {
+    /// The methods that were used, by name.
+    pub fn by_method(&self) -> impl Iterator<Item = (&'static str, Compressed)> {
+        let each = [("lz4", self.lz4), ("zstd", self.zstd)];
+        each.into_iter()
+            .filter_map(|(name, compressed)| Some((name, compressed?)))
+    }
+
+    /// By any method.
+    pub fn all(&self) -> Compressed {
+        let each = self.by_method();
+        each.fold(Compressed::default(), |all, (_, one)| Compressed {
+            content_bytes: all.content_bytes.saturating_add(one.content_bytes),
+            sent_bytes: all.sent_bytes.saturating_add(one.sent_bytes),
+        })
+    }
+}
+
+impl Compressed {
+    /// Bytes that were not sent because of it.
+    pub fn saved_bytes(&self) -> u64 {
+        self.content_bytes.saturating_sub(self.sent_bytes)
+    }
+}
+
 /// Pages that were sent more than once, by the reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeats {

@@ -3,7 +3,10 @@
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, DiskCopy, LatencySummary, Map, Outage, Pages, Repeats, Round, SwitchoverStep};
+use crate::{
+    Bytes, Compression, DiskCopy, LatencySummary, Map, Outage, Pages, Repeats, Round,
+    SwitchoverStep,
+};
 
 /// The phase that a migration is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +105,9 @@ pub struct State {
     pub pages: Pages,
     /// Bytes so far.
     pub bytes: Bytes,
+    /// What compression has saved of these bytes so far. `None`: nothing was compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// Source: pages that were sent more than once. `None`: not known, because another engine began
     /// the migration.
     pub repeats: Option<Repeats>,
@@ -188,6 +194,7 @@ impl State {
             guest_at: GuestAt::Source,
             pages: Pages::default(),
             bytes: Bytes::default(),
+            compression: None,
             repeats: None,
             bytes_per_second: 0.0,
             dirty_pages_per_second: None,

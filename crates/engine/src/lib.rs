@@ -98,6 +98,7 @@ pub use guest::{
     SourceProcess, ThreadName,
 };
 pub use guest_error::GuestError;
+pub use hikkoshi_link::Compression;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
 pub use network_frames::{FrameCapture, FrameDelivery, KeptFrame};
 pub use obstacle::DestinationObstacle;

@@ -1,8 +1,8 @@
 //! Migrations for tests, as an engine records them.
 
 use hikkoshi_account::{
-    Bucket, Bytes, Converges, DiskCopy, GuestAt, LatencySummary, Limits, Map, Outage, Pages, Phase,
-    Repeated, Repeats, Round, Side, Stage, State, TimeLeft,
+    Bucket, Bytes, Compressed, Compression, Converges, DiskCopy, GuestAt, LatencySummary, Limits,
+    Map, Outage, Pages, Phase, Repeated, Repeats, Round, Side, Stage, State, TimeLeft,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_status::{Block, End, Memory, Migration};
@@ -182,6 +182,13 @@ pub(crate) fn precopy_state(migration: &Migration, at_ms: u64) -> State {
             false => Stage::Source(SourceStage::Owned),
         },
         guest_at: GuestAt::Source,
+        compression: Some(Compression {
+            lz4: None,
+            zstd: Some(Compressed {
+                content_bytes: 3000,
+                sent_bytes: 1005,
+            }),
+        }),
         dirty_pages_per_second: is_source.then_some(3002.5),
         time_left: after.time_left.filter(|_| is_source),
         converges: is_source.then_some(Converges::Yes),

@@ -5,6 +5,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_pages::PAGE_SIZE;
 use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
@@ -15,7 +16,7 @@ use crate::destination::postcopy::installer::Installer;
 use crate::destination::session::{DestinationSessionEvent, Ends};
 use crate::panic_notifier::PanicNotifier;
 use crate::report::{Cell, Counters};
-use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
+use hikkoshi_link::{Decompressor, LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
 
@@ -92,6 +93,9 @@ struct PageReceiver {
     acks: Option<LinkWriter>,
     acked: u64,
     buffer: Vec<u8>,
+    /// On background links: for pages that are compressed.
+    compressed: Vec<u8>,
+    decompressor: Decompressor,
     events: SyncSender<DestinationSessionEvent>,
 }
 
@@ -110,6 +114,8 @@ impl PageReceiver {
             acks,
             acked: 0,
             buffer: vec![0; FRAME_BYTES],
+            compressed: Vec::new(),
+            decompressor: Decompressor::new(),
             events,
         }
     }
@@ -127,8 +133,8 @@ impl PageReceiver {
                 Err(cause) => return DestinationFailure::Link { doing, cause },
             };
             let result = self
-                .payload(&frame, doing)
-                .and_then(|()| {
+                .payload(frame, doing)
+                .and_then(|frame| {
                     let installer = self.context.installer();
                     // Counted before it is applied: after the last page the main thread writes the
                     // account.
@@ -147,19 +153,41 @@ impl PageReceiver {
         }
     }
 
-    /// Reads a frame's content into the buffer.
-    fn payload(&mut self, frame: &Frame, doing: &'static str) -> Result<(), DestinationFailure> {
-        let Frame::Pages { .. } = frame else {
-            return Ok(());
-        };
-        // The decoder limits a frame to the size of the buffer.
-        let content = self
-            .buffer
-            .get_mut(..frame.payload_len())
-            .ok_or_else(|| DestinationFailure::unexpected(doing, frame))?;
-        self.reader
-            .payload(content)
-            .map_err(DestinationFailure::link(doing))
+    /// Reads a frame's content into the buffer. Returns the frame that would have carried it
+    /// uncompressed.
+    fn payload(&mut self, frame: Frame, doing: &'static str) -> Result<Frame, DestinationFailure> {
+        let unexpected = || DestinationFailure::unexpected(doing, &frame);
+        match frame {
+            Frame::Pages { .. } => {
+                // The decoder limits a frame to the size of the buffer.
+                let content = self.buffer.get_mut(..frame.payload_len());
+                self.reader
+                    .payload(content.ok_or_else(unexpected)?)
+                    .map_err(DestinationFailure::link(doing))?;
+                Ok(frame)
+            }
+            Frame::Compressed { range, method, len } if self.kind == Kind::Background => {
+                // Urgent links need no buffer for it, and most background links neither.
+                self.compressed.resize(FRAME_BYTES, 0);
+                let compressed = self.compressed.get_mut(..frame.payload_len());
+                let compressed = compressed.ok_or_else(unexpected)?;
+                self.reader
+                    .payload(compressed)
+                    .map_err(DestinationFailure::link(doing))?;
+                let content = usize::try_from(range.bytes()).ok();
+                let content = content.and_then(|bytes| self.buffer.get_mut(..bytes));
+                self.decompressor
+                    .decompress(method, compressed, content.ok_or_else(unexpected)?)
+                    .map_err(|error| {
+                        let cause = LinkError::Protocol(Report::new(&error).to_string());
+                        DestinationFailure::Link { doing, cause }
+                    })?;
+                let counters = &self.context.counters.compression;
+                counters.add(method, range.bytes(), u64::from(len));
+                Ok(Frame::Pages { range })
+            }
+            other => Ok(other),
+        }
     }
 
     /// Writes or installs a frame's pages; `true` when no page is missing any more.

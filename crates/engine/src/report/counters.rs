@@ -1,9 +1,12 @@
 //! Counters that several threads add to.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hikkoshi_account::{Bytes, Drains, Pages};
+use hikkoshi_account::{Bytes, Compressed, Compression, Drains, Pages};
+use hikkoshi_link::{CompressionCounters, MethodCounters};
+use hikkoshi_wire::CompressionMethod;
 
 use crate::report::RepeatCounters;
 
@@ -29,6 +32,8 @@ pub struct Counters {
     pub urgent_bytes: AtomicU64,
     /// See [`Bytes::background`].
     pub background_bytes: AtomicU64,
+    /// See [`Compression`].
+    pub compression: Arc<CompressionCounters>,
     /// See [`Bytes::device_state`].
     pub device_state_bytes: AtomicU64,
     /// See
@@ -99,6 +104,29 @@ impl Counters {
     /// Bytes of the disks' connections, from the source to the destination; `None`: none.
     pub fn disk_bytes(&self) -> Option<u64> {
         Some(self.disk_bytes.load(Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
+    /// What was compressed; `None`: nothing.
+    pub fn compression(&self) -> Option<Compression> {
+        let of = |method| {
+            let counters: &MethodCounters = self.compression.of(method);
+            let content_bytes = counters.content();
+            (content_bytes > 0).then(|| Compressed {
+                content_bytes,
+                sent_bytes: counters.compressed(),
+            })
+        };
+        let compression = Compression {
+            lz4: of(CompressionMethod::Lz4),
+            zstd: of(CompressionMethod::Zstd),
+        };
+        (compression != Compression::default()).then_some(compression)
+    }
+
+    /// Bytes that pre-copy would have sent so far without compression.
+    pub fn uncompressed_precopy_bytes(&self) -> u64 {
+        let saved = self.compression().map_or(0, |all| all.all().saved_bytes());
+        self.precopy_bytes.load(Relaxed).saturating_add(saved)
     }
 
     /// Stale pages.

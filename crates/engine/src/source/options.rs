@@ -7,7 +7,7 @@ use hikkoshi_wire::Mode;
 
 use crate::default_links::default_links;
 use crate::retry::RetryFor;
-use hikkoshi_link::DEFAULT_STALL_TIMEOUT;
+use hikkoshi_link::{Compression, DEFAULT_STALL_TIMEOUT};
 use hikkoshi_linux::Priority;
 
 /// What to do when pre-copy does not converge within its rounds.
@@ -53,6 +53,8 @@ pub struct SourceOptions {
     pub max_downtime: Duration,
     /// Limit on background traffic, in bytes a second.
     pub bandwidth: Option<u64>,
+    /// Whether background pages are compressed, if the destination supports it.
+    pub compression: Compression,
     /// Rounds before the switch in hybrid mode.
     pub precopy_rounds: u32,
     /// Rounds after which pre-copy counts as not converging.
@@ -116,6 +118,7 @@ impl Default for SourceOptions {
             mode: Mode::Hybrid,
             max_downtime: Duration::from_millis(300),
             bandwidth: None,
+            compression: Compression::Off,
             precopy_rounds: 1,
             max_rounds: 30,
             when_stalled: WhenStalled::Continue,

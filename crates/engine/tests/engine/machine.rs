@@ -18,7 +18,8 @@ pub(crate) enum Side {
     Destination,
 }
 
-/// The content of a page after its `generation`th write; zeros in generation 0.
+/// The content of a page after its `generation`th write; zeros in generation 0. The second half
+/// repeats the first one, so that it can be compressed.
 pub(crate) fn stamp(page: u64, generation: u64) -> Content {
     // An array of words: slices of the bytes take ten times as long in a build for tests.
     let mut words = [[0; 8]; PAGE_SIZE / 8];
@@ -26,12 +27,14 @@ pub(crate) fn stamp(page: u64, generation: u64) -> Content {
         let mut word = page
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
             .wrapping_add(generation);
-        for bytes in &mut words {
+        let (first, second) = words.split_at_mut(PAGE_SIZE / 16);
+        for bytes in &mut *first {
             word = word.wrapping_mul(6_364_136_223_846_793_005) + 1;
             *bytes = (word | 1).to_le_bytes();
         }
-        words[0] = page.to_le_bytes();
-        words[1] = generation.to_le_bytes();
+        first[0] = page.to_le_bytes();
+        first[1] = generation.to_le_bytes();
+        second.copy_from_slice(first);
     }
     let mut content = [0; PAGE_SIZE];
     content.copy_from_slice(words.as_flattened());

@@ -10,6 +10,7 @@
 
 mod adapter_failures;
 mod claim_race;
+mod compression;
 mod control;
 mod convergence;
 mod destination_options;

@@ -12,8 +12,8 @@ use std::thread;
 
 use hikkoshi_link::Address;
 use hikkoshi_wire::{
-    CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination, ToSource,
-    decode_control,
+    CHALLENGE_LEN, Features, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role, ToDestination,
+    ToSource, decode_control,
 };
 
 /// The direction of a message.
@@ -69,6 +69,8 @@ struct Shared {
     links: Mutex<Vec<Arc<Link>>>,
     policy: Box<Policy>,
     limits: Limits,
+    /// What passes of the destination's features.
+    features: Features,
 }
 
 /// A connection on both sides of the relay.
@@ -101,6 +103,7 @@ impl Relay {
         folder: &Path,
         to: &Address,
         limits: Limits,
+        features: Features,
         policy: impl Fn(&Passing) -> Fate + Send + Sync + 'static,
     ) -> Self {
         let path = folder.join("relay");
@@ -112,6 +115,7 @@ impl Relay {
             links: Mutex::default(),
             policy: Box::new(policy),
             limits,
+            features,
         });
         let serving = Arc::clone(&shared);
         thread::spawn(move || {
@@ -178,8 +182,15 @@ impl Shared {
     /// Relays one direction, first `greeting`, until the link ends.
     fn carry(&self, link: &Link, towards: Towards, greeting: &mut [u8]) {
         let (mut from, mut to) = link.ends(towards);
-        if from.read_exact(greeting).is_ok() && to.write_all(greeting).is_ok() {
-            self.pump(link, towards);
+        if from.read_exact(greeting).is_ok() {
+            if let Some(hello) = greeting.first_chunk_mut::<HELLO_LEN>() {
+                let mut passing = Hello::decode(hello).unwrap();
+                passing.features = passing.features.common(self.features);
+                *hello = passing.encode();
+            }
+            if to.write_all(greeting).is_ok() {
+                self.pump(link, towards);
+            }
         }
         let _ = to.shutdown(Shutdown::Both);
     }

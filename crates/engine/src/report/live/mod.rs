@@ -262,6 +262,7 @@ impl Live {
             postcopy,
             pages: self.counters.pages(self.layout.pages()),
             bytes: self.counters.bytes(),
+            compression: self.counters.compression(),
             repeats: self.repeats(self.stage.get()),
             rounds_detail: self.rounds.newest(self.begun, &self.counters),
             outages: self.outages.newest(self.begun),
@@ -324,6 +325,7 @@ impl Live {
                 disks: Some(self.counters.disk_bytes.load(Relaxed)),
                 ..self.counters.bytes()
             },
+            compression: self.counters.compression(),
             repeats: self.repeats(stage),
             disks: self.disks(),
             missing_pages: missing,

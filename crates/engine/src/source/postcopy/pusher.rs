@@ -155,7 +155,10 @@ impl Pusher {
                 .saturating_duration_since(Instant::now());
             match self.next_pages.next(pages, held_back.is_zero()) {
                 Next::Send(run) => self.push(run)?,
-                Next::Nothing => self.policy.sleep(self.number, held_back.min(TICK)),
+                Next::Nothing => {
+                    self.policy.sleep(self.number, held_back.min(TICK));
+                    self.link.idle();
+                }
                 Next::Done => return self.link.drain(&self.stop).map_err(Failure::Link),
             }
         }

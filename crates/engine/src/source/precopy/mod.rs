@@ -358,9 +358,9 @@ impl Precopy {
         })
     }
 
-    /// Bytes sent so far on all links.
+    /// Bytes sent so far on all links, as many as they would be without compression.
     fn sent(&self) -> u64 {
-        self.shared.counters.bytes().precopy
+        self.shared.counters.uncompressed_precopy_bytes()
     }
 }
 

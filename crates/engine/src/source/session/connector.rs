@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_link::{HandshakeError, LinkReader, LinkWriter, Remote, Stream, hello, open, split};
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{Limits, MigrationId, Role};
+use hikkoshi_wire::{Features, Limits, MigrationId, Role};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
@@ -38,6 +38,8 @@ pub(crate) struct Connected {
 /// The links other than the control link.
 pub(crate) struct PageLinks {
     pub(crate) background: Vec<Ends>,
+    /// The optional features that all background links have.
+    pub(crate) features: Features,
     pub(crate) urgent: Option<Ends>,
     /// For the frames that arrive for the guest.
     pub(crate) frames: Option<Ends>,
@@ -47,7 +49,7 @@ pub(crate) struct PageLinks {
 
 impl Connector<'_> {
     /// Every link of a session is opened here.
-    fn open_link(&self, role: Role) -> Result<Ends, SourceFailure> {
+    fn open_link(&self, role: Role) -> Result<(Ends, Features), SourceFailure> {
         self.shared.check()?;
         let connect = |cause| SourceFailure::Connect {
             address: self.remote.address.to_string(),
@@ -56,7 +58,7 @@ impl Connector<'_> {
         let options = &self.shared.options;
         let hello = hello(role, self.id);
         let opened = open(self.remote, &hello, &self.shared.cancel);
-        let (stream, _) = opened.or_else(|cause| {
+        let (stream, agreed) = opened.or_else(|cause| {
             self.shared.check()?;
             Err(connect(cause))
         })?;
@@ -68,14 +70,14 @@ impl Connector<'_> {
             let stream = Arc::new(stream);
             // Until *Commit*, cancelling ends every blocking call on a link.
             let ends = split(&stream, limits, &self.shared.cancel)?;
-            Ok((stream, ends))
+            Ok(((stream, ends), agreed.features))
         };
         split(stream).map_err(|error| connect(HandshakeError::Io(error)))
     }
 
     /// Opens the control link.
     pub(crate) fn control(&self) -> Result<Control, SourceFailure> {
-        let (stream, (reader, writer)) = self.open_link(Role::Control)?;
+        let ((stream, (reader, writer)), _) = self.open_link(Role::Control)?;
         Ok((stream, reader, writer))
     }
 
@@ -88,11 +90,16 @@ impl Connector<'_> {
         frames: bool,
         disks: u16,
     ) -> Result<PageLinks, SourceFailure> {
-        let open_link = |role| self.open_link(role);
+        let open_link = |role| self.open_link(role).map(|(ends, _)| ends);
+        let background = (0..links)
+            .map(|index| self.open_link(Role::Background { index }))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (background, features): (Vec<_>, Vec<_>) = background.into_iter().unzip();
         Ok(PageLinks {
-            background: (0..links)
-                .map(|index| open_link(Role::Background { index }))
-                .collect::<Result<_, _>>()?,
+            background,
+            features: features
+                .into_iter()
+                .fold(Features::SUPPORTED, Features::common),
             urgent: urgent.then(|| open_link(Role::Urgent)).transpose()?,
             frames: frames.then(|| open_link(Role::Frames)).transpose()?,
             disks: (0..disks)

@@ -13,10 +13,12 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Remote, Stream};
+use hikkoshi_link::{
+    BackgroundSender, Compression, LinkError, LinkReader, LinkWriter, Remote, Stream,
+};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{MigrationId, OfferedGuest, ToDestination};
+use hikkoshi_wire::{Features, MigrationId, OfferedGuest, ToDestination};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::disks::DiskRelay;
@@ -144,12 +146,18 @@ impl SourceSession {
                 Some((reader, writer))
             }
         };
+        let compression = if more.features.has(Features::COMPRESSED_PAGES) {
+            shared.options.compression
+        } else {
+            Compression::Off
+        };
         let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();
         let ends = ends
             .into_iter()
             .map(|(acks, pages)| {
                 let mut sender = BackgroundSender::new(acks, pages, shared.control.bandwidth());
                 sender.set_progress_timeout(Some(shared.options.peer_timeout));
+                sender.set_compression(compression, &shared.counters.compression);
                 sender
             })
             .collect();

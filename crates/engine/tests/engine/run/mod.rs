@@ -18,7 +18,7 @@ use hikkoshi_handover::{DestinationRecord, SourceRecord, SourceStage, Unrecorded
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{Hello, Limits};
+use hikkoshi_wire::{Features, Hello, Limits};
 use tempfile::TempDir;
 
 use crate::direct_io_device::DirectDevice;
@@ -66,6 +66,8 @@ pub(crate) struct Setup {
     pub source_control: SourceControl,
     pub destination_cancel: CancelFlag,
     policy: Option<Box<Policy>>,
+    /// What a relay passes of the destination's features.
+    pub features: Features,
     pub source_journal: Arc<Records<SourceRecord>>,
     pub destination_journal: Arc<Records<DestinationRecord>>,
     /// What both sides protect their links with.
@@ -151,6 +153,7 @@ impl Setup {
             source_control: SourceControl::new(),
             destination_cancel: CancelFlag::new(),
             policy: None,
+            features: Features::SUPPORTED,
             source_journal: Arc::default(),
             destination_journal: Arc::default(),
             tls: None,
@@ -186,6 +189,7 @@ impl Setup {
             source_control,
             destination_cancel,
             policy,
+            features,
             source_journal,
             destination_journal,
             tls,
@@ -201,8 +205,8 @@ impl Setup {
             listener = listener.with_tls(server);
         }
         let limits = Limits::from(machine.memory(Side::Source).layout());
-        let relay =
-            policy.map(|policy| Relay::new(folder.path(), listener.address(), limits, policy));
+        let relay = policy
+            .map(|policy| Relay::new(folder.path(), listener.address(), limits, features, policy));
         let address = relay
             .as_ref()
             .map_or_else(|| listener.address().clone(), Relay::address);

@@ -1,6 +1,7 @@
 //! Sources that violate the protocol, with a real destination.
 
 mod blocking;
+mod compressed_pages;
 mod links;
 mod messages;
 
