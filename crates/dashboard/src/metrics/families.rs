@@ -5,8 +5,8 @@ use hikkoshi_account::{Converges, GuestAt, Phase, Side, Stage};
 use super::Migration;
 use super::family::{Family, Kind, family};
 use super::samples::{
-    by_kind, flag, is_destination, labelled, latency, milliseconds, of_disks, of_set, of_side,
-    of_state, one,
+    by_kind, flag, is_destination, labelled, latency, milliseconds, of_compression, of_disks,
+    of_set, of_side, of_state, one,
 };
 use super::text::count_value;
 
@@ -230,6 +230,20 @@ pub const FAMILIES: &[Family] = &[
                 ]
             });
         },
+    ),
+    family(
+        "hikkoshi_migration_compressed_content_bytes_total",
+        Kind::Counter,
+        "Bytes of pages that were sent, or have arrived, compressed, by `method`: \
+         lz4, zstd.",
+        |out, _, migrations| of_compression(out, migrations, |compressed| compressed.content_bytes),
+    ),
+    family(
+        "hikkoshi_migration_compressed_sent_bytes_total",
+        Kind::Counter,
+        "Bytes that were sent, or have arrived, instead of these pages, by `method`: \
+         lz4, zstd.",
+        |out, _, migrations| of_compression(out, migrations, |compressed| compressed.sent_bytes),
     ),
     family(
         "hikkoshi_migration_disk_copied_bytes_total",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hikkoshi_account::{DiskCopy, LatencySummary, Side, State};
+use hikkoshi_account::{Compressed, DiskCopy, LatencySummary, Side, State};
 
 use super::Migration;
 use super::text::{Exposition, bounded, count_value};
@@ -102,6 +102,20 @@ pub(super) fn by_kind(
     for it in migrations {
         for (kind, count) in it.state.map(&counts).unwrap_or_default() {
             labelled(out, it, "kind", kind, count_value(count));
+        }
+    }
+}
+
+/// A count of each compression method that was used.
+pub(super) fn of_compression(
+    out: &mut Exposition,
+    migrations: &[Migration<'_>],
+    count: impl Fn(&Compressed) -> u64,
+) {
+    for it in migrations {
+        let compression = it.state.and_then(|state| state.compression);
+        for (method, compressed) in compression.unwrap_or_default().by_method() {
+            labelled(out, it, "method", method, count_value(count(&compressed)));
         }
     }
 }

@@ -183,6 +183,8 @@ fn each_metric_has_the_value_of_the_source() {
             ("phase_progress_ratio", "", "0.25"),
             ("rounds_total", "", "3"),
             ("resent_pages_total", "", "1005"),
+            ("compressed_content_bytes_total", ",method=\"zstd\"", "3000"),
+            ("compressed_sent_bytes_total", ",method=\"zstd\"", "1005"),
             ("dirty_pages_per_second", "", "3002.5"),
             ("converges", ",answer=\"yes\"", "1"),
             ("converges", ",answer=\"no\"", "0"),

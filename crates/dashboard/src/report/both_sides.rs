@@ -1,7 +1,7 @@
 //! The recordings of one migration.
 
 use hikkoshi_account::{
-    Account, GuestAt, LatencySummary, Outage, Repeats, Side, State, SwitchoverStep,
+    Account, Compression, GuestAt, LatencySummary, Outage, Repeats, Side, State, SwitchoverStep,
 };
 use hikkoshi_status::{End, Migration, Recording, Unknown};
 
@@ -103,6 +103,11 @@ impl<'a> BothSides<'a> {
     /// Pages that were sent more than once; `None`: not known.
     pub(super) fn repeats(&self) -> Option<&'a Repeats> {
         self.state(Side::Source)?.repeats.as_ref()
+    }
+
+    /// What was compressed: by the source; without it, what has arrived so. `None`: nothing.
+    pub(super) fn compression(&self) -> Option<Compression> {
+        self.state(Side::Source)?.compression
     }
 
     /// The number of rounds of pre-copy, with the last one in which the guest was paused.

@@ -118,6 +118,11 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     });
     rows.add("Bytes sent", |m| Some(bytes(sent(m)?)));
     rows.add("Bytes received", |m| Some(bytes(received(m)?)));
+    rows.add("Compressed", |m| {
+        let all = m.compression()?.all();
+        let (content, sent) = (all.content_bytes, all.sent_bytes);
+        Some(format!("{} to {}", bytes(content), bytes(sent)))
+    });
     rows.add("Bytes for disks", |m| {
         let state = only(m, Side::Source).or_else(|| only(m, Side::Destination))?;
         state.bytes.disks.filter(|sent| *sent > 0).map(bytes)

@@ -21,6 +21,7 @@ pub(super) fn tables(migration: &BothSides<'_>) -> String {
         ("Copied disks", disks(migration)),
         ("Rounds of pre-copy", rounds(migration)),
         ("Latency of page requests", latency(migration)),
+        ("Compression", compression(migration)),
         ("Sent twice, and why", repeats(migration)),
         ("Hot ranges", hottest(migration)),
         ("Outages", outages(migration)),
@@ -183,6 +184,17 @@ fn latency(migration: &BothSides<'_>) -> Option<String> {
             count(bucket.count),
             format!("{share:.1} %"),
         ]);
+    }
+    Some(table.finish())
+}
+
+fn compression(migration: &BothSides<'_>) -> Option<String> {
+    let methods = migration.compression()?;
+    let columns = [text("method"), number("bytes of pages"), number("sent as")];
+    let mut table = Table::new("Pages that were compressed", &columns);
+    for (method, compressed) in methods.by_method() {
+        let (content, sent) = (compressed.content_bytes, compressed.sent_bytes);
+        table.row(&[method.to_owned(), bytes(content), bytes(sent)]);
     }
     Some(table.finish())
 }

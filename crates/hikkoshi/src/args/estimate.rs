@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use hikkoshi_engine::SourceOptions;
+use hikkoshi_engine::{Compression, SourceOptions};
 use hikkoshi_link::Address;
 
 use super::allow_device::AllowDevice;
@@ -14,7 +14,7 @@ use super::destination_address::DestinationAddress;
 use super::domain::DomainArgs;
 use super::headings::{CONNECTION, MEASUREMENT, MIGRATION, OUTPUT};
 use super::security::{InvitationArg, Security};
-use super::{bytes, dirty_rate, durations};
+use super::{bytes, compress, dirty_rate, durations};
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
@@ -59,6 +59,15 @@ pub(crate) struct Estimate {
         help_heading = MIGRATION
     )]
     pub bandwidth: Option<Bandwidth>,
+
+    /// Compression of background pages, as for `migrate`: auto, off, lz4 or zstd [default: off]
+    #[arg(
+        long,
+        value_name = "METHOD",
+        value_parser = compress::parse,
+        help_heading = MIGRATION
+    )]
+    pub compress: Option<Compression>,
 
     #[command(flatten)]
     pub convergence: ConvergenceOptions,
@@ -136,6 +145,9 @@ impl Estimate {
     pub(crate) fn engine_options(&self) -> SourceOptions {
         SourceOptions {
             bandwidth: self.bandwidth.and_then(|given| given.limit),
+            compression: self
+                .compress
+                .unwrap_or(SourceOptions::default().compression),
             ..self.convergence.engine_options()
         }
     }

@@ -62,7 +62,7 @@ fn options_stand_under_their_headings() {
          Connection: --to --name --qmp --domain --connect --stall-timeout\n\
          By ssh: --ssh --rsh --remote-hikkoshi --remote-template --remote-name --remote-qmp \
          --remote-connect --remote-listen --remote-option\n\
-         Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
+         Migration: --mode --max-downtime --when-stalled --bandwidth --compress --allow-cpu-mismatch \
          --no-keep-frames --copy-disks --shared-disks --drop-snapshots --drop-bitmaps \
          --quit-source --undefine-source --persistent --autostart --allow-device\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\

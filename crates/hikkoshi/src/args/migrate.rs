@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use hikkoshi_engine::{Mode, ReadAhead, SourceOptions};
+use hikkoshi_engine::{Compression, Mode, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 
 use super::allow_device::AllowDevice;
@@ -24,7 +24,7 @@ use super::recovery::{GiveUpOptions, RecoveryOptions};
 use super::resolved::MigrateOptions;
 use super::security::{InvitationArg, Security};
 use super::ssh::SshArgs;
-use super::{mode, read_ahead};
+use super::{compress, mode, read_ahead};
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
@@ -111,6 +111,19 @@ pub(crate) struct Migrate {
     )]
     pub bandwidth: Option<Bandwidth>,
 
+    /// Compress background pages: auto, off, lz4 or zstd [default: off]
+    ///
+    /// auto compresses while the line is what limits, by the method with which the guest arrives
+    /// soonest, and only content that becomes smaller. lz4 and zstd compress always. Pages that the
+    /// guest waits for are never compressed.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "METHOD",
+        value_parser = compress::parse,
+        help_heading = MIGRATION
+    )]
+    pub compress: Option<Compression>,
+
     /// Move the guest although the destination's vCPUs differ
     ///
     /// Differences are reported instead of refused. A program in the guest that uses a missing
@@ -188,6 +201,7 @@ impl Migrate {
                 .map_or(earlier.bandwidth_bytes_per_s, |given| {
                     given.limit.and_then(NonZeroU64::new)
                 }),
+            compression: self.compress.unwrap_or(earlier.compression),
             when_stalled: convergence.when_stalled.unwrap_or(earlier.when_stalled),
             read_ahead: self.read_ahead.unwrap_or(earlier.read_ahead),
             quit_source: self.quit_source || earlier.quit_source,

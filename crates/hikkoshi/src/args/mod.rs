@@ -11,6 +11,7 @@ mod bandwidth;
 mod bench_options;
 mod bytes;
 mod check;
+mod compress;
 mod control;
 mod convergence;
 mod daemon;

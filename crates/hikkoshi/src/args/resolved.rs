@@ -10,10 +10,11 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::ops::RangeInclusive;
 
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
-use hikkoshi_engine::{DestinationOptions, MAX_LINKS, ReadAhead, SourceOptions};
+use hikkoshi_engine::{Compression, DestinationOptions, MAX_LINKS, ReadAhead, SourceOptions};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::compress;
 use super::convergence::WhenStalled;
 use super::domain::DomainOptions;
 use super::links::LinkOptions;
@@ -30,6 +31,12 @@ pub(crate) struct MigrateOptions {
     pub links: u16,
     /// The limit of background traffic; `None`: there is none.
     pub bandwidth_bytes_per_s: Option<NonZeroU64>,
+    /// Whether background pages are compressed.
+    #[serde(
+        serialize_with = "write_compression",
+        deserialize_with = "read_compression"
+    )]
+    pub compression: Compression,
     /// Whether a pre-copy may have ended in post-copy.
     pub when_stalled: WhenStalled,
     /// Which pages are sent around a requested one.
@@ -51,6 +58,7 @@ impl Default for MigrateOptions {
             link: LinkOptions::default(),
             links: engine.links,
             bandwidth_bytes_per_s: None,
+            compression: engine.compression,
             when_stalled: WhenStalled::Continue,
             read_ahead: engine.read_ahead,
             quit_source: false,
@@ -65,6 +73,7 @@ impl MigrateOptions {
         SourceOptions {
             links: self.links,
             bandwidth: self.bandwidth_bytes_per_s.map(NonZeroU64::get),
+            compression: self.compression,
             when_stalled: self.when_stalled.into(),
             read_ahead: self.read_ahead,
             retry_for: self.link.retry_for(),
@@ -120,6 +129,16 @@ fn write_read_ahead<S: Serializer>(read_ahead: &ReadAhead, file: S) -> Result<S:
 fn read_read_ahead<'de, D: Deserializer<'de>>(file: D) -> Result<ReadAhead, D::Error> {
     let text = String::deserialize(file)?;
     read_ahead::parse(&text).map_err(|why| D::Error::custom(format!("--read-ahead: {why}")))
+}
+
+/// As on the command line.
+fn write_compression<S: Serializer>(compression: &Compression, file: S) -> Result<S::Ok, S::Error> {
+    file.serialize_str(compress::text(*compression))
+}
+
+fn read_compression<'de, D: Deserializer<'de>>(file: D) -> Result<Compression, D::Error> {
+    let text = String::deserialize(file)?;
+    compress::parse(&text).map_err(|why| D::Error::custom(format!("--compress: {why}")))
 }
 
 /// Refuses a value that the command line refuses.

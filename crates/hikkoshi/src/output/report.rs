@@ -69,6 +69,15 @@ pub(crate) fn details(account: &Account) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
+    let compression = account.compression.unwrap_or_default();
+    for (method, compressed) in compression.by_method() {
+        let _ = writeln!(
+            text,
+            "  {method:<11} {:>28}, sent as {}",
+            mib(compressed.content_bytes),
+            mib(compressed.sent_bytes)
+        );
+    }
     if let Some(ms) = account.postcopy_ms {
         let _ = writeln!(
             text,

@@ -170,6 +170,7 @@ hikkoshi.views.summary = (() => {
       ["Paused for", downtime === null ? null : `${format.downtime(downtime)}${limit}`],
       ["Sent", sent === "Sent" ? format.bytes(total) : null],
       ["Received", sent === "Received" ? format.bytes(total) : null],
+      ["Compressed", compressed(migration.stateOf("source"))],
       ["Rate", running ? format.rate(state.bytes_per_second) : null],
       ["Dirtied", running && dirty !== null ? format.rate(dirty * pageBytes) : null],
       ["Missing", missing === null ? null : `${format.plural(missing, "page")} (${format.bytes(missing * pageBytes)})`],
@@ -177,6 +178,14 @@ hikkoshi.views.summary = (() => {
         ? `${format.count(requests.count)}, median ${format.micros(requests.p50_us)}, p99 ${format.micros(requests.p99_us)}`
         : null],
     ];
+  };
+
+  const compressed = ({ compression }) => {
+    const methods = Object.entries(compression ?? {});
+    if (methods.length === 0) return null;
+    return methods
+      .map(([method, { content_bytes, sent_bytes }]) => `${format.bytes(content_bytes)} to ${format.bytes(sent_bytes)} by ${method}`)
+      .join(", ");
   };
 
   const timeLeft = (migration) => {

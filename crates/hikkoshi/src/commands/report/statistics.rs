@@ -146,6 +146,7 @@ fn state(account: &Account, at_ms: u64, side: Side) -> State {
             disks: Some(account.disk_bytes.unwrap_or(0)),
             ..account.bytes
         },
+        compression: account.compression,
         repeats: account.repeats,
         disks: account.disks.clone(),
         missing_pages: account.postcopy.then_some(0),

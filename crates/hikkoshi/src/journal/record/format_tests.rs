@@ -10,10 +10,11 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use error_reporter::Report;
-use hikkoshi_engine::{Mode, ReadAhead};
+use hikkoshi_engine::{Compression, Mode, ReadAhead};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_qemu::RamIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
+use hikkoshi_wire::CompressionMethod;
 use serde_json::Value;
 
 use super::{READABLE, RecordError, VERSION};
@@ -54,6 +55,7 @@ fn all_migrate_options() -> MigrateOptions {
         link: link_options(),
         links: 3,
         bandwidth_bytes_per_s: NonZeroU64::new(50_000_000),
+        compression: Compression::Always(CompressionMethod::Zstd),
         when_stalled: WhenStalled::Switch,
         read_ahead: ReadAhead::Fixed(16),
         quit_source: true,
@@ -232,6 +234,16 @@ fn tags_are_stable() {
         assert_eq!(field(&entry, "/options/read_ahead"), tag);
         assert_eq!(again(&entry).options.read_ahead, value);
     }
+    let lz4 = Compression::Always(CompressionMethod::Lz4);
+    for (value, tag) in [
+        (Compression::Off, "off"),
+        (Compression::Auto, "auto"),
+        (lz4, "lz4"),
+    ] {
+        entry.options.compression = value;
+        assert_eq!(field(&entry, "/options/compression"), tag);
+        assert_eq!(again(&entry).options.compression, value);
+    }
     let mut entry = destination("destination-full");
     for (value, tag) in [
         (DestinationStage::Receiving, "receiving"),
@@ -266,7 +278,7 @@ fn other_files_are_refused_with_the_reason() {
         let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
         Report::new(&error).to_string()
     };
-    let cases: [(Change, &str); 12] = [
+    let cases: [(Change, &str); 13] = [
         (
             |file| file["version"] = 2.into(),
             "version 2, and this hikkoshi reads version 1",
@@ -307,6 +319,10 @@ fn other_files_are_refused_with_the_reason() {
         (
             |file| file["options"]["read_ahead"] = "257".into(),
             "--read-ahead: '257' must be",
+        ),
+        (
+            |file| file["options"]["compression"] = "gzip".into(),
+            "--compress: 'gzip' must be",
         ),
         (
             |file| file["options"]["more"] = 1.into(),

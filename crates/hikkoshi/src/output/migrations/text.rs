@@ -210,6 +210,7 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
     if seen.answers() {
         lines.push(("rate", rate_text(state.bytes_per_second)));
         lines.extend(dirty(state).map(|rate| ("dirty rate", rate)));
+        lines.extend(compressed(state).map(|by| ("compressed", by)));
         let left = |left: TimeLeft| left_seconds(left.likely_s) + &left_range(&left);
         lines.extend(state.time_left.map(|it| ("time left", left(it))));
     }
@@ -264,6 +265,19 @@ fn disk(disk: &DiskCopy) -> String {
 fn dirty(state: &State) -> Option<String> {
     let pages = state.dirty_pages_per_second?;
     (state.phase == Phase::Precopy).then(|| rate_text(pages * 4096.0))
+}
+
+/// What compression has made of the pages.
+fn compressed(state: &State) -> Option<String> {
+    let methods = state.compression?;
+    let each = methods.by_method().map(|(method, compressed)| {
+        format!(
+            "{} to {} by {method}",
+            mib(compressed.content_bytes),
+            mib(compressed.sent_bytes)
+        )
+    });
+    Some(each.collect::<Vec<_>>().join(", "))
 }
 
 /// The downtime, or what it would be now.
