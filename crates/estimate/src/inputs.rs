@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::compression::CompressedPages;
 use crate::span::Span;
 use crate::working_set::WorkingSet;
 
@@ -28,6 +29,8 @@ pub struct Guest {
     pub read_page: f64,
     /// Whether its disks are drained in each round.
     pub drains: bool,
+    /// What becomes of background pages, if they are compressed.
+    pub compression: Option<CompressedPages>,
 }
 
 /// The line between the hosts.

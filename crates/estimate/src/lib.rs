@@ -30,6 +30,7 @@
 //! * Huge host pages, whose faults take longer.
 
 mod choose_mode;
+mod compression;
 mod costs;
 mod inputs;
 mod line;
@@ -41,6 +42,7 @@ mod switchover;
 mod working_set;
 
 pub use choose_mode::{Choice, choose_mode};
+pub use compression::{CompressedPages, choose_compression};
 pub use inputs::{Guest, Line};
 pub use predict::{Converges, Prediction, predict};
 pub use span::Span;

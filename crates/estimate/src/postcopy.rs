@@ -36,13 +36,17 @@ pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> P
         Scenario::Likely => (1.0, 1.3),
         Scenario::Hard => (2.0, 1.0),
     };
+    // Pages that the guest waits for are not compressed.
     let on_line = PAGE_BYTES / simulation.line_rate;
-    let page = (on_line / POSTCOPY_SHARE).max(on_line + INSTALL_PAGE);
+    let in_postcopy = |on_line: f64| (on_line / POSTCOPY_SHARE).max(on_line + INSTALL_PAGE);
+    let page = in_postcopy(on_line);
+    let compressed = in_postcopy(simulation.page_bytes / simulation.line_rate);
     // The limit of the bandwidth is one for the background.
-    let background_page = page.max(simulation.page());
+    let background_page = compressed.max(simulation.page());
     // The measured rate contains the processors' time. So it is less than that of other processors,
     // if the rate is higher than they allow.
-    let by_processor = ((simulation.guest.read_page + SEND_PAGE) / simulation.links).min(page);
+    let by_processor = ((simulation.guest.read_page + SEND_PAGE) / simulation.links).min(page)
+        + simulation.compressing / simulation.links;
     let latency = simulation.round_trip + FAULT_PAGES * on_line + FAULT.cost(simulation.scenario);
     let stops = FAULT_STOPS_BACKGROUND.cost(simulation.scenario);
     let vcpus = f64::from(simulation.guest.vcpus.max(1));
@@ -61,7 +65,7 @@ pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> P
         let runs = if wanted > 0.0 { faults / wanted } else { runs };
         let processor = (step - faults * stops).max(LEAST_BACKGROUND * step);
         let background = (step / background_page)
-            .min(step / page - faults)
+            .min((step - faults * page) / compressed)
             .min(processor / by_processor);
         ran += runs;
         all.seconds += step;

@@ -56,6 +56,10 @@ pub(crate) struct Simulation<'a> {
     pub(crate) round_trip: f64,
     /// Background links.
     pub(crate) links: f64,
+    /// What a background page is sent as, in bytes, and how long compressing it takes, in seconds:
+    /// no time if it is not compressed.
+    pub(crate) page_bytes: f64,
+    pub(crate) compressing: f64,
 }
 
 impl<'a> Simulation<'a> {
@@ -77,19 +81,27 @@ impl<'a> Simulation<'a> {
             rate: line_rate.min(limit).max(1.0),
             round_trip: line.round_trip.cost(scenario),
             links: f64::from(options.links.max(1)),
+            page_bytes: guest.compression.map_or(PAGE_BYTES, |it| it.page_bytes),
+            compressing: guest.compression.map_or(0.0, |it| it.page_seconds),
         }
     }
 
     /// The time of a page that follows others.
     pub(crate) fn page(&self) -> f64 {
-        PAGE_BYTES / self.rate
+        let on_line = self.page_bytes / self.rate;
+        match self.compressing > 0.0 {
+            true => on_line.max((self.guest.read_page + self.compressing) / self.links),
+            // The rate contains the time of the processors.
+            false => on_line,
+        }
     }
 
     /// The time of a page between others that are not sent. The line is busy or the processors
     /// are: the time of a slow line contains the other.
     pub(crate) fn scattered_page(&self) -> f64 {
-        let on_line = (PAGE_BYTES + HEADER_BYTES) / self.rate;
-        on_line.max(self.guest.read_page + 2.0 * SCATTERED_PAGE) + SCATTERED_PAGE / self.links
+        let on_line = (self.page_bytes + HEADER_BYTES) / self.rate;
+        on_line.max(self.guest.read_page + self.compressing + 2.0 * SCATTERED_PAGE)
+            + SCATTERED_PAGE / self.links
     }
 
     /// A pass over the log of all memory.

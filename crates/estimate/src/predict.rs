@@ -111,7 +111,7 @@ fn simulate(guest: &Guest, line: &Line, options: &SourceOptions, scenario: Scena
                     rounds: number + 1.0,
                     downtime: last.paused,
                     total: all,
-                    bytes: (pages + last.pages) * (PAGE_BYTES + HEADER_BYTES),
+                    bytes: (pages + last.pages) * (simulation.page_bytes + HEADER_BYTES),
                     postcopy: 0.0,
                     faults: 0.0,
                     slowdown: part(lost, all - last.paused, guest.vcpus),
@@ -151,7 +151,8 @@ fn simulate(guest: &Guest, line: &Line, options: &SourceOptions, scenario: Scena
         rounds: number,
         downtime: paused,
         total: all,
-        bytes: (pages + missing.0) * (PAGE_BYTES + HEADER_BYTES),
+        bytes: (pages + missing.0) * (simulation.page_bytes + HEADER_BYTES)
+            + after.faults.min(missing.0) * (PAGE_BYTES - simulation.page_bytes),
         postcopy: after.seconds,
         faults: after.faults,
         slowdown: part(lost, all - paused, guest.vcpus),
@@ -188,6 +189,7 @@ pub(crate) mod tests {
             write_fault: Duration::from_nanos(1500),
             read_page: 0.4e-6,
             drains: false,
+            compression: None,
         }
     }
 

@@ -32,11 +32,18 @@ pub struct ContentSample {
 }
 
 /// Reads pages of `ram` that are not holes, at random places, for at most about `time`. `seed`
-/// chooses the places. The memory of a small guest is read completely. Holes stay holes.
+/// chooses the places. The memory of a small guest is read completely. Holes stay holes. `each`
+/// gets the content that is not zeros, part by part; its time counts for `time`, and not as that
+/// of reading.
 ///
 /// # Errors
 /// The errors of [`GuestRam::data_runs`] and [`GuestRam::read`].
-pub fn sample_content(ram: &GuestRam, time: Duration, seed: u64) -> io::Result<ContentSample> {
+pub fn sample_content(
+    ram: &GuestRam,
+    time: Duration,
+    seed: u64,
+    mut each: impl FnMut(&[u8]),
+) -> io::Result<ContentSample> {
     let mut random = Random(seed | 1);
     let mut allocated = 0;
     let mut seen = 0;
@@ -62,14 +69,17 @@ pub fn sample_content(ram: &GuestRam, time: Duration, seed: u64) -> io::Result<C
     }
     let mut reader = PageReader::new(hikkoshi_pages::usize_from(UNIT));
     let (mut read, mut data, mut ranges) = (0, 0, Vec::new());
-    let begun = Instant::now();
+    let (begun, mut elsewhere) = (Instant::now(), Duration::ZERO);
     for unit in units {
         if begun.elapsed() > time {
             break;
         }
         reader.runs(ram, unit, |run| {
-            if let PageRun::Data(range, _) = run {
+            if let PageRun::Data(range, content) = run {
                 data += range.len();
+                let begun = Instant::now();
+                each(content);
+                elsewhere += begun.elapsed();
             }
             Ok::<_, io::Error>(())
         })?;
@@ -81,7 +91,7 @@ pub fn sample_content(ram: &GuestRam, time: Duration, seed: u64) -> io::Result<C
         read,
         data,
         units: ranges.len() as u64,
-        time: begun.elapsed(),
+        time: begun.elapsed().saturating_sub(elsewhere),
         ranges,
     })
 }
@@ -127,7 +137,7 @@ mod tests {
         let ram = ram(4000, |page| {
             [Some(7), Some(9), Some(0), None][(page % 4) as usize]
         });
-        let sample = sample_content(&ram, Duration::from_secs(60), 3).unwrap();
+        let sample = sample_content(&ram, Duration::from_secs(60), 3, |_| ()).unwrap();
         assert_eq!(sample.allocated, 3000);
         assert_eq!((sample.read, sample.data), (3000, 2000));
         let mut ranges = sample.ranges.clone();
@@ -145,10 +155,10 @@ mod tests {
     #[test]
     fn a_part_is_read_if_there_is_no_time() {
         let ram = ram(20 * UNIT, |_| Some(1));
-        let sample = sample_content(&ram, Duration::ZERO, 3).unwrap();
+        let sample = sample_content(&ram, Duration::ZERO, 3, |_| ()).unwrap();
         assert_eq!(sample.allocated, 20 * UNIT);
         assert!(sample.units <= 2 && sample.read < 20 * UNIT, "{sample:?}");
-        let nothing = sample_content(&self::ram(9, |_| None), Duration::ZERO, 3).unwrap();
+        let nothing = sample_content(&self::ram(9, |_| None), Duration::ZERO, 3, |_| ()).unwrap();
         assert_eq!((nothing.allocated, nothing.read), (0, 0));
     }
 
@@ -157,7 +167,7 @@ mod tests {
         // Runs of one page each: more units than are kept.
         let pages = 4 * UNITS as u64;
         let ram = ram(pages, |page| (page % 2 == 0).then_some(1));
-        let sample = sample_content(&ram, Duration::from_secs(60), 3).unwrap();
+        let sample = sample_content(&ram, Duration::from_secs(60), 3, |_| ()).unwrap();
         assert_eq!(sample.allocated, pages / 2);
         assert_eq!(sample.read, UNITS as u64);
         let late = sample.ranges.iter();

@@ -12,11 +12,14 @@ use hikkoshi_engine::{
     CancelFlag, Comparison, Mode, OfferedGuest, Priority, ProbeOptions, SourceOptions, compare,
     probe,
 };
-use hikkoshi_estimate::{Guest, Line, Span, WorkingSet, choose_mode, predict};
+use hikkoshi_estimate::{
+    CompressedPages, Guest, Line, Span, WorkingSet, choose_compression, choose_mode, predict,
+};
 use hikkoshi_link::Remote;
 use hikkoshi_memory::{ContentSample, sample_content};
 use hikkoshi_qemu::{Checked, QemuMeasurement, Verdict};
 
+use super::compressed_sample::CompressedSample;
 use crate::args::DomainArgs;
 use crate::commands::check::{self, CheckedGuestOf};
 use crate::commands::dirty_rate;
@@ -106,16 +109,23 @@ pub(crate) fn estimate(
     let mut notes = attached.notes().to_vec();
     let kvm = attached.uses_kvm();
     let stopped = attached.stop();
-    let (measurement, content, line, probed) = measured?;
+    let Measured {
+        measurement,
+        content,
+        compressed,
+        line,
+        probed,
+    } = measured?;
     if let Err(error) = stopped {
         notes.push(Report::new(&error).to_string());
     }
-    let guest = guest(&checked, &measurement, &content, kvm);
+    let mut guest = guest(&checked, &measurement, &content, kvm);
     let line = match (line, request.options.bandwidth) {
         (Some(line), _) => line,
         (None, Some(rate)) => Line::given(rate, request.round_trip, &guest, request.options.links),
         (None, None) => return Err(Exit::new(ExitStatus::Usage, Reason::Usage, NO_RATE).into()),
     };
+    guest.compression = choose_compression(&compressed, guest.read_page, &line, &request.options);
     let modes: Vec<_> = MODES
         .into_iter()
         .map(|mode| {
@@ -191,12 +201,13 @@ fn obstacles(checked: &Checked, comparison: Option<&Comparison>, mode: Mode) -> 
     here.chain(there).collect()
 }
 
-type Measured = (
-    Measurement,
-    ContentSample,
-    Option<Line>,
-    Option<(u64, Duration)>,
-);
+struct Measured {
+    measurement: Measurement,
+    content: ContentSample,
+    compressed: Vec<CompressedPages>,
+    line: Option<Line>,
+    probed: Option<(u64, Duration)>,
+}
 
 /// Everything that is measured while the guest cannot be moved or measured by another process.
 fn measure_guest(
@@ -226,10 +237,18 @@ fn measure_guest(
         return Err(Exit::new(ExitStatus::AtSource, Reason::Cancelled, what).with(UNCHANGED));
     }
     // After the writes: a guest that allocates memory has most of it now.
-    let content = sample_content(attached.memory(), READ_TIME, seed)
+    let mut sample = CompressedSample::new(request.options.compression);
+    let content = sample_content(attached.memory(), READ_TIME, seed, |part| sample.add(part))
         .map_err(|error| failed(Reason::Memory, &error))?;
+    let mut measured = Measured {
+        measurement,
+        content,
+        compressed: sample.pages(),
+        line: None,
+        probed: None,
+    };
     let Some(remote) = request.remote else {
-        return Ok((measurement, content, None, None));
+        return Ok(measured);
     };
     let probing = Instant::now();
     let probed = probe(
@@ -240,7 +259,7 @@ fn measure_guest(
             bytes: request.probe_limit,
             priority: Priority::ON,
         },
-        Some((attached.memory(), &content.ranges)),
+        Some((attached.memory(), &measured.content.ranges)),
         cancel,
     )
     .map_err(|error| failed(Reason::from(&error), &error))?;
@@ -256,12 +275,9 @@ fn measure_guest(
         Exit::new(ExitStatus::AtSource, Reason::Link, what).with(UNCHANGED)
     })?;
     let bytes = probed.arrived.last().map_or(0, |(_, bytes)| *bytes);
-    Ok((
-        measurement,
-        content,
-        Some(line),
-        Some((bytes, probing.elapsed())),
-    ))
+    measured.line = Some(line);
+    measured.probed = Some((bytes, probing.elapsed()));
+    Ok(measured)
 }
 
 fn guest(
@@ -303,6 +319,7 @@ fn guest(
             .iter()
             .chain(&checked.devices)
             .any(|part| part.verdict == Verdict::Drained),
+        compression: None,
     }
 }
 

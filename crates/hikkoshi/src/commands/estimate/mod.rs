@@ -1,5 +1,6 @@
 //! `hikkoshi estimate`: what a migration would be like in each mode. Nothing moves.
 
+mod compressed_sample;
 mod measure;
 
 use measure::NO_RATE;

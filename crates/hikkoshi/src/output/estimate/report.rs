@@ -3,6 +3,7 @@
 use hikkoshi_account::Predicted;
 use hikkoshi_estimate::{Converges, Span};
 use hikkoshi_pages::PAGE_BYTES;
+use hikkoshi_wire::CompressionMethod;
 use serde::Serialize;
 
 use super::estimated::Estimated;
@@ -28,12 +29,21 @@ pub(super) struct GuestReport {
     pub(super) allocated_bytes: u64,
     /// Memory with something else than zeros.
     pub(super) content_bytes: Predicted,
+    /// What background pages are sent as; `null`: as they are.
+    pub(super) compression: Option<CompressionReport>,
     /// How long the writes were measured.
     pub(super) measured_seconds: f64,
     pub(super) dirtied_pages_per_second: f64,
     pub(super) working_sets: Vec<WorkingSetReport>,
     /// What measuring has cost, of one vCPU's time.
     pub(super) vcpu_share: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct CompressionReport {
+    pub(super) method: &'static str,
+    /// What a page becomes.
+    pub(super) page_bytes: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -124,6 +134,13 @@ impl<'a> EstimateReport<'a> {
                 bytes: guest.pages * PAGE_BYTES,
                 allocated_bytes: estimated.content.allocated * PAGE_BYTES,
                 content_bytes: predicted(guest.data_pages, page),
+                compression: guest.compression.map(|it| CompressionReport {
+                    method: match it.method {
+                        CompressionMethod::Lz4 => "lz4",
+                        CompressionMethod::Zstd => "zstd",
+                    },
+                    page_bytes: it.page_bytes,
+                }),
                 measured_seconds: measurement.elapsed.as_secs_f64(),
                 dirtied_pages_per_second: measurement.total.pages_per_second.mean,
                 working_sets: windows

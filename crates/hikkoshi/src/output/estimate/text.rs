@@ -45,6 +45,14 @@ pub(crate) fn readable(report: &EstimateReport<'_>) -> String {
         guest.measured_seconds,
         guest.vcpu_share * 100.0
     );
+    if let Some(compression) = &guest.compression {
+        let _ = writeln!(
+            text,
+            "compression  {}: to {:.0} % of the content",
+            compression.method,
+            compression.page_bytes / 40.96
+        );
+    }
     let line = &report.line;
     let how = match (line.probe_bytes, line.probe_ms) {
         (Some(sent), Some(ms)) => format!("measured with {} in {}", bytes(float(sent)), time(ms)),
