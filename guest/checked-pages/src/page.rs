@@ -2,7 +2,9 @@
 //!
 //! A page is 512 little-endian words: its number, its generation, a checksum over everything else,
 //! and filling that is unique to page and generation. A page of kind [`PageKind::SometimesZero`] is
-//! all zero in its even generations, so that pages alternate between zeros and content.
+//! all zero in its even generations, so that pages alternate between zeros and content. The filling
+//! of a page of kind [`PageKind::Repeating`] is three times the same, so that compression makes it
+//! about a third as large.
 
 use core::fmt;
 
@@ -26,11 +28,21 @@ pub enum PageKind {
     Filled,
     /// All zero in even generations, filled in odd ones.
     SometimesZero,
+    /// Always filled, with a filling that is repeated.
+    Repeating,
 }
 
 impl PageKind {
     fn is_zero_at(self, generation: u32) -> bool {
         self == Self::SometimesZero && generation.is_multiple_of(2)
+    }
+
+    /// After so many words the filling begins again.
+    fn period(self) -> usize {
+        match self {
+            Self::Filled | Self::SometimesZero => WORDS,
+            Self::Repeating => (WORDS - FILLING).div_ceil(3),
+        }
     }
 }
 
@@ -117,20 +129,23 @@ pub fn write(words: &mut Words, page: usize, generation: u32, kind: PageKind) {
         return;
     }
     let (page, generation) = (page as u64, u64::from(generation));
-    let (mut word, step) = filling(page, generation);
+    let (first, step) = filling(page, generation);
     let mut sum = fold(fold(SUM_START, page), generation);
     words[NUMBER] = page;
     words[GENERATION] = generation;
-    for slot in &mut words[FILLING..] {
-        *slot = word;
-        sum = fold(sum, word);
-        word = word.wrapping_add(step);
+    for part in words[FILLING..].chunks_mut(kind.period()) {
+        let mut word = first;
+        for slot in part {
+            *slot = word;
+            sum = fold(sum, word);
+            word = word.wrapping_add(step);
+        }
     }
     words[CHECKSUM] = sum;
 }
 
 /// The number and the generation of a complete page; `None` for a page that is torn or was never
-/// written.
+/// written, or is of kind [`PageKind::Repeating`].
 pub fn identify(words: &Words) -> Option<(u64, u64)> {
     let (page, generation) = (words[NUMBER], words[GENERATION]);
     let (mut wanted, step) = filling(page, generation);
@@ -165,15 +180,20 @@ pub fn check(words: &Words, page: usize, generation: u32, kind: PageKind) -> Res
         };
     }
     let (number, wanted_generation) = (page as u64, u64::from(generation));
-    let (mut wanted, step) = filling(number, wanted_generation);
+    let (first, step) = filling(number, wanted_generation);
     let mut sum = fold(fold(SUM_START, number), wanted_generation);
     let mut differs = None;
-    for (at, &word) in words.iter().enumerate().skip(FILLING) {
-        if word != wanted && differs.is_none() {
-            differs = Some((at, word, wanted));
+    let mut at = FILLING;
+    for part in words[FILLING..].chunks(kind.period()) {
+        let mut wanted = first;
+        for &word in part {
+            if word != wanted && differs.is_none() {
+                differs = Some((at, word, wanted));
+            }
+            sum = fold(sum, wanted);
+            wanted = wanted.wrapping_add(step);
+            at += 1;
         }
-        sum = fold(sum, wanted);
-        wanted = wanted.wrapping_add(step);
     }
     let head = [
         (NUMBER, number),
@@ -238,6 +258,27 @@ mod tests {
             )
             .unwrap();
         }
+    }
+
+    #[test]
+    fn a_repeating_page_is_checked_as_others_are() {
+        let kind = PageKind::Repeating;
+        let mut good = Box::new([0; WORDS]);
+        write(&mut good, 5, 9, kind);
+        check(&good, 5, 9, kind).unwrap();
+        assert_eq!(good[FILLING], good[FILLING + kind.period()]);
+        assert_eq!(good[FILLING], good[FILLING + 2 * kind.period()]);
+        for bit in 0..PAGE_SIZE * 8 {
+            let mut words = good.clone();
+            words[bit / 64] ^= 1 << (bit % 64);
+            let bad = check(&words, 5, 9, kind).unwrap_err();
+            assert_eq!((bad.fault, bad.word), (Fault::Corrupt, bit / 64));
+        }
+        let mut stale = Box::new([0; WORDS]);
+        write(&mut stale, 5, 8, kind);
+        let bad = check(&stale, 5, 9, kind).unwrap_err();
+        assert_eq!(bad.fault, Fault::Stale { generation: 8 });
+        assert!(check(&page_of(5, 9), 5, 9, kind).is_err());
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub(crate) struct Options {
     pub(crate) clean_percent: usize,
     /// `verify`: percentage of pages that are all zero in every other generation.
     pub(crate) zero_percent: usize,
+    /// `verify`: whether the filling of pages repeats, so that they can be compressed.
+    pub(crate) repeat: bool,
     /// `verify`: memory first touched while the guest runs, MiB a second.
     pub(crate) grow: usize,
     /// `verify`: limit of that growth, MiB.
@@ -119,6 +121,7 @@ impl Default for Options {
             every_ms: 1000,
             clean_percent: 10,
             zero_percent: 10,
+            repeat: false,
             grow: 0,
             grow_max: 64,
             returned: 0,
@@ -215,6 +218,7 @@ impl Options {
             "every_ms" => self.every_ms = within(value, 10, 1 << 20)?,
             "clean" => self.clean_percent = within(value, 0, 90)?,
             "zero" => self.zero_percent = within(value, 0, 90)?,
+            "repeat" => self.repeat = within::<u8>(value, 0, 1)? == 1,
             "grow" => self.grow = within(value, 0, 1 << 20)?,
             "grow_max" => self.grow_max = within(value, 1, 1 << 20)?,
             "returned" => self.returned = within(value, 0, 1 << 20)?,

@@ -26,6 +26,8 @@ pub(crate) struct Verify {
     written: usize,
     /// From here to `written`, pages are sometimes zero.
     zero_from: usize,
+    /// The kind of all others.
+    filled: PageKind,
     /// Pages that are touched one by one over time.
     growth: RegionPart,
     grown: usize,
@@ -52,12 +54,16 @@ impl Verify {
         let percent = |percent: usize| pages.len() * percent / 100;
         let written = pages.len() - percent(options.clean_percent);
         let zero_from = written - percent(options.zero_percent).min(written);
+        let filled = match options.repeat {
+            true => PageKind::Repeating,
+            false => PageKind::Filled,
+        };
         let per_second = options.grow as u64 * 256 / options.threads as u64;
         let grow_interval = clock.ticks_per_second().checked_div(per_second);
         let mut expected = Vec::with_capacity(pages.len() + growth.len());
         expected.resize(pages.len(), 0);
         for index in 0..pages.len() {
-            let kind = kind_of(index, zero_from, written);
+            let kind = kind_of(index, zero_from, written, filled);
             let number = pages.number(index);
             page::write(pages.page(index), number, 0, kind);
         }
@@ -65,6 +71,7 @@ impl Verify {
             pages,
             written,
             zero_from,
+            filled,
             growth,
             grown: 0,
             grow_interval,
@@ -135,7 +142,7 @@ impl Verify {
     }
 
     fn kind(&self, index: usize) -> PageKind {
-        kind_of(index, self.zero_from, self.written)
+        kind_of(index, self.zero_from, self.written, self.filled)
     }
 
     /// Writes the expected generation.
@@ -170,11 +177,11 @@ impl Verify {
     }
 }
 
-fn kind_of(index: usize, zero_from: usize, written: usize) -> PageKind {
+fn kind_of(index: usize, zero_from: usize, written: usize, filled: PageKind) -> PageKind {
     if (zero_from..written).contains(&index) {
         PageKind::SometimesZero
     } else {
-        PageKind::Filled
+        filled
     }
 }
 

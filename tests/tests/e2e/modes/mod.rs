@@ -1,6 +1,7 @@
 //! Moves in each mode, of many kinds of guests.
 
 mod asynchronous_faults;
+mod compression;
 mod debian;
 mod every_mode;
 mod kvm;
