@@ -21,14 +21,15 @@
 //!
 //! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`), and so is
 //! [`estimate`], which compares predictions with what happens (`--only estimate`), and [`disks`],
-//! which moves guests whose disks are copied (`--only disks`).
+//! which moves guests whose disks are copied (`--only disks`), and [`throughput`], which measures how
+//! long the pages of an idle guest take, and what they cost (`--only throughput`).
 //!
 //! # Layers
 //!
 //! A module uses only those in lines below its own:
 //!
 //! ```text
-//! dirty_rate  disks  estimate
+//! dirty_rate  disks  estimate  throughput
 //! measure  report
 //! record
 //! mover
@@ -55,6 +56,7 @@ mod plan;
 mod record;
 mod report;
 mod testbed;
+mod throughput;
 
 use std::process::ExitCode;
 
@@ -85,6 +87,9 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
     }
     if disks::is_selected(args) {
         return disks::run(args);
+    }
+    if throughput::is_selected(args) {
+        return throughput::run(args);
     }
     let plan = plan::Plan::new(args)?;
     if args.list {

@@ -10,6 +10,8 @@ use std::time::Duration;
 pub(crate) enum NetworkKind {
     /// TCP over the loopback device of one namespace.
     Loopback,
+    /// Two namespaces and a veth pair, without a limit.
+    Veth,
     /// Two namespaces and a veth pair, limited to this many Gbit/s.
     Gbit(u64),
     /// Two namespaces and a veth pair, limited to this many Mbit/s.
@@ -27,7 +29,7 @@ impl NetworkKind {
     /// and a queue of 50 ms.
     pub(crate) fn rate_limit(self) -> Option<RateLimit> {
         match self {
-            Self::Loopback | Self::RoundTrip(_) => None,
+            Self::Loopback | Self::Veth | Self::RoundTrip(_) => None,
             Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(limit(gbit * 1_000_000_000)),
             Self::Mbit(mbit) => Some(limit(mbit * 1_000_000)),
         }
@@ -46,6 +48,7 @@ impl fmt::Display for NetworkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Loopback => f.write_str("loopback"),
+            Self::Veth => f.write_str("veth"),
             Self::Gbit(gbit) => write!(f, "{gbit}gbit"),
             Self::Mbit(mbit) => write!(f, "{mbit}mbit"),
             Self::GbitPerFlow(gbit) => write!(f, "flow{gbit}gbit"),

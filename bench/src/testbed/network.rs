@@ -41,7 +41,7 @@ impl Network {
                     _relay: relay,
                 }
             }
-            NetworkKind::Gbit(_) | NetworkKind::Mbit(_) => {
+            NetworkKind::Veth | NetworkKind::Gbit(_) | NetworkKind::Mbit(_) => {
                 Self::HostPair(HostPair::new(kind.rate_limit())?)
             }
             NetworkKind::GbitPerFlow(_) => {

@@ -31,6 +31,9 @@ pub struct QemuMigration {
     pub switch_at_once: bool,
     /// Bandwidth limit of post-copy, bytes a second, except for requested pages; 0 = no limit.
     pub postcopy_bandwidth: u64,
+    /// What [`Multifd`](QemuMigrationMode::Multifd) compresses pages with, as QEMU names it: `none`,
+    /// `zlib`, `zstd`.
+    pub multifd_compression: &'static str,
     /// Time limit.
     pub timeout: Duration,
 }
@@ -44,6 +47,7 @@ impl QemuMigration {
             downtime_ms: 300,
             switch_at_once: false,
             postcopy_bandwidth: 0,
+            multifd_compression: "none",
             timeout: Duration::from_secs(300),
         }
     }
@@ -161,6 +165,7 @@ impl QemuMigration {
         });
         if let QemuMigrationMode::Multifd(channels) = self.mode {
             parameters["multifd-channels"] = json!(channels);
+            parameters["multifd-compression"] = json!(self.multifd_compression);
         }
         vm.qmp()
             .execute("migrate-set-parameters", parameters)
