@@ -28,6 +28,8 @@ pub(crate) struct CpuMeter {
     begun: Instant,
     busy: f64,
     own: f64,
+    /// Of `pids` alone.
+    of_pids: f64,
 }
 
 impl CpuMeter {
@@ -37,6 +39,7 @@ impl CpuMeter {
             begun: Instant::now(),
             busy: busy_seconds(),
             own: own_seconds(pids),
+            of_pids: seconds_of(pids),
         }
     }
 
@@ -45,6 +48,11 @@ impl CpuMeter {
     pub(crate) fn others_cores(&self, pids: &[u32]) -> f64 {
         let others = (busy_seconds() - self.busy) - (own_seconds(pids) - self.own);
         (others / self.begun.elapsed().as_secs_f64().max(1e-3)).max(0.0)
+    }
+
+    /// Processor time of the processes `pids` since the start, in seconds.
+    pub(crate) fn seconds_of(&self, pids: &[u32]) -> f64 {
+        seconds_of(pids) - self.of_pids
     }
 
     /// Processor time of the bench's processes since the start, in seconds.
@@ -72,23 +80,24 @@ fn busy_seconds() -> f64 {
 }
 
 fn own_seconds(pids: &[u32]) -> f64 {
-    // Also of their children that have ended: a host's first process waits for all of its others.
-    const WITH_CHILDREN: [usize; 4] = [11, 12, 13, 14];
-    let others = pids
-        .iter()
-        .map(|pid| stat(&pid.to_string(), &WITH_CHILDREN))
-        .sum::<f64>();
-    stat("self", &WITH_CHILDREN) + others
+    stat("self") + seconds_of(pids)
 }
 
-/// Sums fields of `/proc/PID/stat`, counted from the state field (number 3 in proc(5)).
-fn stat(pid: &str, fields: &[usize]) -> f64 {
+fn seconds_of(pids: &[u32]) -> f64 {
+    pids.iter().map(|pid| stat(&pid.to_string())).sum()
+}
+
+/// Processor time of a process, and of its children that have ended: a host's first process waits
+/// for all of its others.
+fn stat(pid: &str) -> f64 {
+    // Counted from the state field, which is number 3 in proc(5).
+    const WITH_CHILDREN: [usize; 4] = [11, 12, 13, 14];
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let words: Vec<&str> = text
         .rsplit_once(')')
         .map(|(_, rest)| rest.split_whitespace().collect())
         .unwrap_or_default();
-    fields
+    WITH_CHILDREN
         .iter()
         .filter_map(|&at| words.get(at)?.parse::<f64>().ok())
         .sum::<f64>()

@@ -33,6 +33,8 @@ pub(super) struct Moved {
     pub(super) mib_per_second: f64,
     /// Processor time of both QEMUs and of both engines, s for each GiB of content.
     pub(super) cpu_seconds_per_gib: f64,
+    /// That of both QEMUs alone, which run the guest as well.
+    pub(super) qemu_cpu_seconds_per_gib: f64,
     /// What the network carried, both directions, bytes.
     pub(super) bytes: u64,
     /// Processors that other processes used meanwhile.
@@ -75,19 +77,22 @@ pub(super) fn moved(
         (_, None) => unreachable!("it is QEMU's or hikkoshi's"),
     };
     let (cpu_seconds, others_cores) = (meter.own_seconds(&pids), meter.others_cores(&pids));
+    let qemu_cpu_seconds = meter.seconds_of(&pids);
     let bytes = testbed.network.bytes()?.saturating_sub(before);
     let (stop, resume) = testbed.switch()?;
     check(&testbed)?;
     let total_s = (outcome.ended - outcome.started).as_secs_f64();
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let filled_mib = sizes.filled_mib as f64;
+    let per_gib = |seconds| seconds / (filled_mib / 1024.0);
     Ok(Moved {
         case,
         round,
         total_s,
         downtime_ms: resume.happened.saturating_sub(stop.happened).as_secs_f64() * 1e3,
         mib_per_second: filled_mib / total_s,
-        cpu_seconds_per_gib: cpu_seconds / (filled_mib / 1024.0),
+        cpu_seconds_per_gib: per_gib(cpu_seconds),
+        qemu_cpu_seconds_per_gib: per_gib(qemu_cpu_seconds),
         bytes,
         others_cores,
         report: outcome.report,

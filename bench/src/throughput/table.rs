@@ -7,11 +7,12 @@ use crate::report::Table;
 /// One move as a line of text.
 pub(super) fn line(moved: &Moved) -> String {
     format!(
-        "{}: {:.0} MiB/s, {:.2} s of processor time a GiB, total {:.2} s, downtime {:.1} ms, others \
-         {:.2}",
+        "{}: {:.0} MiB/s, {:.2} s of processor time a GiB ({:.2} by QEMU), total {:.2} s, downtime \
+         {:.1} ms, others {:.2}",
         moved.case,
         moved.mib_per_second,
         moved.cpu_seconds_per_gib,
+        moved.qemu_cpu_seconds_per_gib,
         moved.total_s,
         moved.downtime_ms,
         moved.others_cores,
@@ -30,6 +31,7 @@ pub(super) fn tables(all: &[Moved], sizes: Sizes) -> Vec<Table> {
             "moved by",
             "MiB/s",
             "CPU s a GiB",
+            "by QEMU",
             "total, s",
             "downtime, ms",
             "sent, MiB",
@@ -75,6 +77,7 @@ fn rows(all: &[Moved], setting: &str) -> Vec<Vec<String>> {
             system.to_string(),
             median(&|moved| moved.mib_per_second, 0),
             median(&|moved| moved.cpu_seconds_per_gib, 2),
+            median(&|moved| moved.qemu_cpu_seconds_per_gib, 2),
             median(&|moved| moved.total_s, 2),
             median(&|moved| moved.downtime_ms, 1),
             median(&sent, 0),

@@ -17,8 +17,12 @@ use crate::{
 };
 use hikkoshi_linux::CancelFlag;
 
-/// Frames with at most this much content are collected in a batch…
+/// Frames with less content than this are collected in a batch…
 const SMALL: usize = 64 << 10;
+
+/// … in post-copy, where a batch is sent after each piece: what is copied into it costs less than
+/// another write.
+const SMALL_IN_POSTCOPY: usize = 16 << 10;
 
 /// … until the batch has this many bytes: scattered dirty pages cost a system call and a packet for
 /// each batch, not for each page.
@@ -176,15 +180,16 @@ impl BackgroundSender {
         payload: &[u8],
         stop: &CancelFlag,
     ) -> Result<(), LinkError> {
-        if payload.len() <= SMALL {
+        let small = match self.urgent_activity {
+            Some(_) => SMALL_IN_POSTCOPY,
+            None => SMALL,
+        };
+        if payload.len() < small {
             return self.collect(frame, payload, stop);
         }
-        self.flush(stop)?;
-        self.make_room((HEADER_LEN + payload.len()) as u64, stop)?;
-        let began = Instant::now();
-        self.writer.payload(frame, payload)?;
-        self.account(began);
-        Ok(())
+        self.make_room_for(HEADER_LEN + payload.len(), stop)?;
+        self.batch.extend_from_slice(&frame.encode());
+        self.send(payload)
     }
 
     /// Reports that `range` contains only zeros.
@@ -218,13 +223,23 @@ impl BackgroundSender {
         if self.batch.is_empty() {
             return Ok(());
         }
-        // In post-copy the caller waited for room before it claimed the pages: the guest may
-        // already be waiting for them.
-        if self.urgent_activity.is_none() {
-            self.make_room(self.batch.len() as u64, stop)?;
+        self.make_room_for(0, stop)?;
+        self.send(&[])
+    }
+
+    /// Waits until the batch and `more` bytes may be sent. In post-copy the caller waited for room
+    /// before it claimed the pages: the guest may already be waiting for them.
+    fn make_room_for(&mut self, more: usize, stop: &CancelFlag) -> Result<(), LinkError> {
+        match self.urgent_activity {
+            Some(_) => Ok(()),
+            None => self.make_room((self.batch.len() + more) as u64, stop),
         }
+    }
+
+    /// Sends the batch, which may end with the header of a frame with this `payload`.
+    fn send(&mut self, payload: &[u8]) -> Result<(), LinkError> {
         let began = Instant::now();
-        self.writer.frames(&self.batch)?;
+        self.writer.frames_with_payload(&self.batch, payload)?;
         self.batch.clear();
         self.account(began);
         Ok(())

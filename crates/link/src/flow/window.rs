@@ -49,11 +49,13 @@ const MIN_KERNEL_RESERVE: u64 = 256 << 10;
 const URGENT_RESERVE_SHARE: f64 = 0.25;
 
 /// How long a piece may take on the wire, in seconds: while the guest waits for pages, and while it
-/// does not.
-const PIECE_TIME: (f64, f64) = (66e-6, 200e-6);
+/// does not. The latter is about half of what [`MIN_KERNEL_RESERVE`] takes on a line of 1 Gbit/s.
+const PIECE_TIME: (f64, f64) = (66e-6, 1.2e-3);
 
-/// The smallest piece: one page. The largest piece: what a core handles in about ten microseconds.
-const PIECES: (u64, u64) = (4 << 10, 32 << 10);
+/// The smallest piece: one page. The largest pieces, while the guest waits for pages and while it
+/// does not: what a core handles in about ten and about forty microseconds. Each piece has a cost.
+const SMALLEST_PIECE: u64 = 4 << 10;
+const LARGEST_PIECES: (u64, u64) = (32 << 10, 128 << 10);
 
 /// After a pause this long with nothing in flight, the measurements are not valid.
 const IDLE: Duration = Duration::from_millis(1);
@@ -148,14 +150,15 @@ impl Window {
     // The value is positive, and `as` saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(crate) fn piece(&self) -> u64 {
-        let (smallest, largest) = PIECES;
         let Some(capacity) = &self.capacity else {
-            return largest;
+            return LARGEST_PIECES.0;
         };
         let (rate, _) = capacity.estimate().unwrap_or_default();
-        let (waiting, idle) = PIECE_TIME;
-        let time = if self.guest_waits { waiting } else { idle };
-        1 << ((rate * time) as u64).clamp(smallest, largest).ilog2()
+        let (time, largest) = match self.guest_waits {
+            true => (PIECE_TIME.0, LARGEST_PIECES.0),
+            false => (PIECE_TIME.1, LARGEST_PIECES.1),
+        };
+        1 << ((rate * time) as u64).clamp(SMALLEST_PIECE, largest).ilog2()
     }
 
     /// What the next piece of `bytes` has to wait for.
@@ -180,7 +183,8 @@ impl Window {
                     let kernel = self.sent - self.received + bytes;
                     if kernel > limit && self.sent > self.received {
                         // Long enough for several pieces: each wake-up has a cost.
-                        let excess = (kernel - limit) as f64 + reserve / 4.0;
+                        let share = if self.guest_waits { 0.25 } else { 0.5 };
+                        let excess = (kernel - limit) as f64 + reserve * share;
                         let time = excess / rate.max(1.0);
                         return Wait::For(Duration::from_secs_f64(time.min(1.0)));
                     }

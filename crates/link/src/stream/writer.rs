@@ -113,6 +113,18 @@ impl LinkWriter {
         self.write(frames, &[])
     }
 
+    /// Sends frames that are encoded already; the last one is a header, and `payload` follows it.
+    ///
+    /// # Errors
+    /// The link's failure.
+    pub(crate) fn frames_with_payload(
+        &mut self,
+        frames: &[u8],
+        payload: &[u8],
+    ) -> Result<(), LinkError> {
+        self.write(frames, payload)
+    }
+
     /// Sends the content of `range`.
     ///
     /// # Errors

@@ -27,9 +27,9 @@ use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_memory::{PageReader, PageRun};
 
-/// The most pages in one read, 32 KiB: an urgent page never waits for more than
-/// that on a processor. On the network the link's limit is lower.
-const PAGES_PER_READ: usize = 8;
+/// The most pages in one read, 128 KiB. The link's limit is lower, most of all while the guest waits
+/// for pages.
+const PAGES_PER_READ: usize = 32;
 
 /// All pushing threads of a migration.
 #[derive(Debug)]
