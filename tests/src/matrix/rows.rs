@@ -158,8 +158,7 @@ fn machines() -> Vec<Row> {
         upgraded(Row::new(
             "UEFI, VGA",
             uefi("pc-i440fx-7.2").device(Device::Vga),
-        ))
-        .sample(),
+        )),
         newest(Row::new("UEFI", uefi("pc-q35-7.2"))),
         newest(Row::new(
             "SeaBIOS, VGA",

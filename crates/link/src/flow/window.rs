@@ -158,7 +158,9 @@ impl Window {
             true => (PIECE_TIME.0, LARGEST_PIECES.0),
             false => (PIECE_TIME.1, LARGEST_PIECES.1),
         };
-        1 << ((rate * time) as u64).clamp(SMALLEST_PIECE, largest).ilog2()
+        1 << ((rate * time) as u64)
+            .clamp(SMALLEST_PIECE, largest)
+            .ilog2()
     }
 
     /// What the next piece of `bytes` has to wait for.

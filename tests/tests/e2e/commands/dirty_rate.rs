@@ -279,6 +279,7 @@ fn killed(guest: &mut Guest<'_>) {
 /// Private memory: a window of `t` finds `n (1 - e^(-w t / n))` of `n` pages of which `w` are
 /// written a second at random.
 #[test]
+#[ignore = "one of its kind runs in CI: make test-rates"]
 fn a_guest_that_writes_at_random() {
     let env = TestEnv::new();
     let ram = Ram::new(RamBackend::Anonymous, 256);

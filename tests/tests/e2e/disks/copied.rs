@@ -160,15 +160,25 @@ pub(crate) fn assert_stayed(
 }
 
 #[test]
-fn disks_are_copied_in_each_mode() {
+fn a_disk_is_copied() {
+    disks_are_copied(&[("hybrid", DiskFormat::Qcow2)]);
+}
+
+#[test]
+#[ignore = "one of its kind runs in CI: make test-disks"]
+fn disks_are_copied_in_the_other_modes() {
+    disks_are_copied(&[
+        ("precopy", DiskFormat::Raw),
+        ("postcopy", DiskFormat::Qcow2),
+    ]);
+}
+
+/// Moves a guest with a raw disk by each of these modes in turn, to a disk of this format.
+fn disks_are_copied(moves: &[(&str, DiskFormat)]) {
     let env = TestEnv::new();
     let mut from = full_disk(&env, DiskFormat::Raw);
     let mut guest = Guest::boot(&env, guest_with(&from));
-    for (mode, format) in [
-        ("hybrid", DiskFormat::Qcow2),
-        ("precopy", DiskFormat::Raw),
-        ("postcopy", DiskFormat::Qcow2),
-    ] {
+    for &(mode, format) in moves {
         let to = blank_disk(&env, format);
         move_with_disk(&mut guest, copying(mode), &from, &to);
         from = to;

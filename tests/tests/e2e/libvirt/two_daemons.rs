@@ -21,6 +21,7 @@ const EVENTS: Events = [
 
 /// One connection of `virsh console` and one client see all three moves.
 #[test]
+#[ignore = "as between 9.0 and 12.9: make test-libvirt"]
 fn a_domain_is_moved_in_all_modes() {
     let Some(test) = LibvirtTest::start() else {
         return;

@@ -211,6 +211,7 @@ fn killed(what: &'static str, victim: Victim) {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn source_engine_killed() {
     killed("source engine killed", Victim::Source);
 }

@@ -62,6 +62,7 @@ fn cut_early(mode: &'static str, transport: Transport) {
 }
 
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn cut_before_the_guest_was_offered() {
     cut_early("hybrid", Transport::Tcp);
 }
