@@ -174,7 +174,7 @@ fn disks_are_copied_in_the_other_modes() {
 }
 
 /// Moves a guest with a raw disk by each of these modes in turn, to a disk of this format.
-fn disks_are_copied(moves: &[(&str, DiskFormat)]) {
+fn disks_are_copied(moves: &[(&'static str, DiskFormat)]) {
     let env = TestEnv::new();
     let mut from = full_disk(&env, DiskFormat::Raw);
     let mut guest = Guest::boot(&env, guest_with(&from));

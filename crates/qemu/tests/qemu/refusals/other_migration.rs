@@ -28,12 +28,22 @@ fn conflicting_capabilities() {
     });
 }
 
+/// Bytes of content in a guest's memory, more than a socket holds.
+const CONTENT: usize = 4 << 20;
+
 #[test]
 fn a_migration_in_progress_and_one_that_has_ended() {
     with_each(|program| {
-        let qemu = Qemu::usual(program, "-vga std");
-        // The stream is not read: with a limit in bytes it would end when little remains.
         let folder = tempfile::tempdir().unwrap();
+        let content = folder.path().join("content");
+        std::fs::write(&content, vec![7; CONTENT]).unwrap();
+        let loader = format!(
+            "-vga std -device loader,addr=0x400000,force-raw=on,file={}",
+            content.display()
+        );
+        let qemu = Qemu::usual(program, &loader);
+        // The stream is not read, and the first round does not fit into the socket: while QEMU sent
+        // the last one, it would answer nothing.
         let deaf = folder.path().join("deaf");
         let _listener = UnixListener::bind(&deaf).unwrap();
         let uri = format!("unix:{}", deaf.display());
