@@ -176,12 +176,16 @@ impl Window {
             Some(capacity) => match capacity.estimate() {
                 None => FIRST_LIMIT,
                 Some((rate, empty)) => {
+                    let pieces = (2 * self.piece()) as f64;
                     let mut reserve =
                         (rate * KERNEL_RESERVE).max((MIN_KERNEL_RESERVE / self.links) as f64);
-                    if self.guest_waits {
+                    let queued = if self.guest_waits {
                         reserve *= URGENT_RESERVE_SHARE;
-                    }
-                    let limit = (rate * empty * GAIN + reserve) as u64 + 2 * self.piece();
+                        reserve + pieces
+                    } else {
+                        reserve.max(pieces)
+                    };
+                    let limit = (rate * empty * GAIN + queued) as u64;
                     let kernel = self.sent - self.received + bytes;
                     if kernel > limit && self.sent > self.received {
                         // Long enough for several pieces: each wake-up has a cost.
