@@ -7,7 +7,7 @@ use crate::costs::PAGE_BYTES;
 use crate::inputs::Line;
 
 /// `auto` compresses if it takes at most this part of the time, as the engine does.
-const BEGIN: f64 = 0.9;
+const BEGIN: f64 = 0.75;
 
 /// What a method makes of the guest's content, as measured on a sample of it.
 #[derive(Debug, Clone, Copy, PartialEq)]

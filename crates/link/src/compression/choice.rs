@@ -32,9 +32,11 @@ const LIMITS: f64 = 0.25;
 /// … in so many windows in a row.
 const CERTAIN: u32 = 3;
 
-/// Compression begins if it is predicted to take at most this part of the time, and ends if it does
-/// not save as much as the second one says.
-const BEGIN: f64 = 0.9;
+/// Compression begins if it is predicted to take at most this part of the time, another method is
+/// used if it takes at most the second part of the time of the present one, and compression ends if
+/// it does not save as much as the third one says.
+const BEGIN: f64 = 0.75;
+const BETTER: f64 = 0.9;
 const STAY: f64 = 0.95;
 
 /// Bytes of pages between two probes: at least, and at most when they show no gain.
@@ -89,7 +91,7 @@ struct Carried {
 }
 
 impl Carried {
-    /// Windows that say something: acknowledgements come in lumps.
+    /// Windows that say something: acknowledgements come in lumps, and threads wait for processors.
     const ENOUGH: u32 = 10;
 
     fn add(&mut self, seconds: f64, bytes: u64, written: f64) {
@@ -145,7 +147,7 @@ pub(crate) struct CompressionChoice {
     probed: usize,
     /// How long a method is used before the link goes without it for a trial, and whether it does.
     trial_after: f64,
-    on_trial: Option<CompressionMethod>,
+    on_trial: bool,
 }
 
 impl CompressionChoice {
@@ -176,7 +178,7 @@ impl CompressionChoice {
             probe_every: PROBE_EVERY.0,
             probed: 0,
             trial_after: PAUSE.0,
-            on_trial: None,
+            on_trial: false,
         }
     }
 
@@ -306,15 +308,15 @@ impl CompressionChoice {
     /// The method other than the present one that is predicted to gain most over the present
     /// choice, if one gains enough.
     fn best(&self) -> Option<CompressionMethod> {
-        let present = match self.present {
-            None => self.plain?,
-            Some(method) => self.methods[index(method)].taken?,
+        let most = match self.present {
+            None => self.plain? * BEGIN,
+            Some(method) => self.methods[index(method)].taken? * BETTER,
         };
         let others = CompressionMethod::ALL.into_iter();
         let others = others.filter(|&method| self.present != Some(method));
         others
             .filter_map(|method| Some((self.predicted(method)?, method)))
-            .filter(|(predicted, _)| *predicted < present * BEGIN)
+            .filter(|(predicted, _)| *predicted < most)
             .min_by(|one, two| one.0.total_cmp(&two.0))
             .map(|(_, method)| method)
     }
@@ -324,21 +326,25 @@ impl CompressionChoice {
             let may_begin = self.limits && self.in_a_row >= CERTAIN;
             match self.best().filter(|_| may_begin) {
                 Some(method) => {
-                    let in_vain = self.on_trial.take() == Some(method);
+                    let in_vain = std::mem::take(&mut self.on_trial);
                     self.trial_after = match in_vain {
                         true => (self.trial_after * 2.0).min(PAUSE.1),
                         false => PAUSE.0,
                     };
                     self.change(Some(method));
                 }
-                None if may_begin || !self.limits => self.on_trial = None,
+                None if may_begin || !self.limits => self.on_trial = false,
                 None => {}
             }
             return;
         };
+        // On a busy machine a thread waits for its processor in some windows.
+        if self.carried.windows < Carried::ENOUGH {
+            return;
+        }
         let age = self.now - self.since;
         let taken = self.methods[index(present)].taken.unwrap_or(0.0);
-        let slower = self.plain.is_some_and(|plain| plain <= taken);
+        let slower = self.plain.is_some_and(|plain| plain * STAY <= taken);
         let without = self.work.max(self.line.unwrap_or(0.0));
         if slower || without * STAY <= taken {
             let measured = &mut self.methods[index(present)];
@@ -352,7 +358,7 @@ impl CompressionChoice {
         } else if let Some(better) = self.best() {
             self.change(Some(better));
         } else if !self.limits && self.carried.keeps_up() && age >= self.trial_after {
-            self.on_trial = Some(present);
+            self.on_trial = true;
             self.change(None);
         }
     }

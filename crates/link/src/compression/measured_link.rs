@@ -139,6 +139,7 @@ impl Measurement {
         if total < WINDOW && self.content < WINDOW_CONTENT {
             return;
         }
+        let before = self.choice.method();
         self.choice.on_window(Window {
             content: self.content,
             written: self.written,
@@ -147,6 +148,15 @@ impl Measurement {
             writing: self.writing.as_secs_f64(),
             in_flight,
         });
+        let now_used = self.choice.method();
+        if now_used != before {
+            tracing::debug!(
+                ?before,
+                ?now_used,
+                sent,
+                "the compression of a link changes"
+            );
+        }
         self.restart(Some(now));
     }
 
