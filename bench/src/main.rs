@@ -21,8 +21,8 @@
 //!
 //! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`), and so is
 //! [`estimate`], which compares predictions with what happens (`--only estimate`), and [`disks`],
-//! which moves guests whose disks are copied (`--only disks`), and [`throughput`], which measures how
-//! long the pages of an idle guest take, and what they cost (`--only throughput`).
+//! which moves guests whose disks are copied (`--only disks`), and [`throughput`], which measures
+//! how long the pages of an idle guest take, and what they cost (`--only throughput`).
 //!
 //! # Layers
 //!

@@ -31,8 +31,8 @@ pub struct QemuMigration {
     pub switch_at_once: bool,
     /// Bandwidth limit of post-copy, bytes a second, except for requested pages; 0 = no limit.
     pub postcopy_bandwidth: u64,
-    /// What [`Multifd`](QemuMigrationMode::Multifd) compresses pages with, as QEMU names it: `none`,
-    /// `zlib`, `zstd`.
+    /// What [`Multifd`](QemuMigrationMode::Multifd) compresses pages with, as QEMU names it:
+    /// `none`, `zlib`, `zstd`.
     pub multifd_compression: &'static str,
     /// Time limit.
     pub timeout: Duration,

@@ -27,8 +27,8 @@ use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_memory::{PageReader, PageRun};
 
-/// The most pages in one read, 128 KiB. The link's limit is lower, most of all while the guest waits
-/// for pages.
+/// The most pages in one read, 128 KiB. The link's limit is lower, most of all while the guest
+/// waits for pages.
 const PAGES_PER_READ: usize = 32;
 
 /// All pushing threads of a migration.
