@@ -14,8 +14,8 @@ use crate::tls::Opener;
 use crate::{LinkError, Stream, message_name};
 use hikkoshi_linux::CancelFlag;
 
-/// The size of a read ahead: headers, and pages that are not sent in large pieces. More of a payload
-/// is read to where it belongs, without a copy.
+/// The size of a read ahead: headers, and pages that are not sent in large pieces. More of a
+/// payload is read to where it belongs, without a copy.
 const READ_BUFFER: usize = 16 << 10;
 
 /// A stream whose reads end when `stop` is set or the deadline passes.
