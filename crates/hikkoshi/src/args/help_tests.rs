@@ -129,7 +129,8 @@ fn options_stand_under_their_headings() {
         visible("estimate"),
         "-: address --help\n\
          Connection: --to --qmp --domain --connect\n\
-         Migration: --bandwidth --max-downtime --when-stalled --allow-cpu-mismatch --allow-device\n\
+         Migration: --bandwidth --compress --max-downtime --when-stalled --allow-cpu-mismatch \
+         --allow-device\n\
          Tuning: --links --rounds --max-rounds\n\
          Measurement: --seconds --max-cost --probe-limit --round-trip\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
