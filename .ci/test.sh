@@ -93,7 +93,7 @@ cargo test --locked --workspace "${features[@]}" --no-run
 # One test at a time: each test of the engine is two hosts with a dozen threads and a guest.
 start engine group engine --test-threads=1
 start waiting group waiting --test-threads=4
-start qemu group qemu --test-threads=2
+start qemu group qemu --test-threads=1
 start others group others --test-threads=1
 start ept env --chdir ept CARGO_TARGET_DIR=../target cargo test --locked --workspace
 start documentation cargo test --locked --workspace "${features[@]}" --doc
