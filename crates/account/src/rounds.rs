@@ -1,7 +1,6 @@
 //! Rounds of pre-copy, and times without links. Times are milliseconds since the migration began on
 //! this side.
 
-use hikkoshi_pages::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// A round of pre-copy.
@@ -21,13 +20,6 @@ pub struct Round {
     pub bytes: u64,
     /// Pages that were dirty at its end, as it was estimated. `None`: it is in progress.
     pub dirty_pages: Option<u64>,
-}
-
-impl Round {
-    /// Bytes that the round would have sent without compression.
-    pub fn uncompressed_bytes(&self) -> u64 {
-        self.bytes.max(self.pages.saturating_mul(PAGE_BYTES))
-    }
 }
 
 /// A time without links, after the handover.

@@ -123,12 +123,6 @@ impl Counters {
         (compression != Compression::default()).then_some(compression)
     }
 
-    /// Bytes that pre-copy would have sent so far without compression.
-    pub fn uncompressed_precopy_bytes(&self) -> u64 {
-        let saved = self.compression().map_or(0, |all| all.all().saved_bytes());
-        self.precopy_bytes.load(Relaxed).saturating_add(saved)
-    }
-
     /// Stale pages.
     pub fn stale(&self) -> u64 {
         self.stale.load(Relaxed)

@@ -33,7 +33,7 @@ pub(super) fn converges(now: &Snapshot, plan: &Plan) -> Option<Converges> {
     for round in &now.state.rounds {
         if let (Some(ended), Some(dirty)) = (round.ended_ms, round.dirty_pages) {
             let took = ended.saturating_sub(round.begun_ms);
-            rate.measure(round.uncompressed_bytes(), Duration::from_millis(took));
+            rate.measure(round.bytes, Duration::from_millis(took));
             left.push(dirty);
         }
     }

@@ -136,7 +136,8 @@ impl Measurement {
             return;
         };
         let total = now.saturating_duration_since(from);
-        if total < WINDOW && self.content < WINDOW_CONTENT {
+        // Small frames are collected before they are written.
+        if self.written == 0 || (total < WINDOW && self.content < WINDOW_CONTENT) {
             return;
         }
         let before = self.choice.method();

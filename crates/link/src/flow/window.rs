@@ -156,7 +156,12 @@ impl Window {
         let (rate, _) = capacity.estimate().unwrap_or_default();
         let (time, largest) = match self.guest_waits {
             true => (PIECE_TIME.0, LARGEST_PIECES.0),
-            false => (PIECE_TIME.1, LARGEST_PIECES.1),
+            // Two of them are what the kernel may have.
+            false => {
+                let half = MIN_KERNEL_RESERVE / self.links / 2;
+                let most = half.clamp(LARGEST_PIECES.0, LARGEST_PIECES.1);
+                (PIECE_TIME.1, most)
+            }
         };
         1 << ((rate * time) as u64)
             .clamp(SMALLEST_PIECE, largest)

@@ -122,7 +122,10 @@ impl LinkWriter {
         frames: &[u8],
         payload: &[u8],
     ) -> Result<(), LinkError> {
-        self.write(frames, payload)
+        let written = self.write(frames, payload);
+        // The caller keeps the header: it must not be sent later without its payload.
+        self.partial |= written.is_err();
+        written
     }
 
     /// Sends the content of `range`.

@@ -150,6 +150,8 @@ impl Pusher {
             self.link
                 .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
                 .map_err(Failure::Link)?;
+            // The guest may have begun to wait for pages meanwhile.
+            let pages = pages.min(self.link.piece_pages());
             let held_back = self
                 .background_from
                 .saturating_duration_since(Instant::now());

@@ -358,9 +358,10 @@ impl Precopy {
         })
     }
 
-    /// Bytes sent so far on all links, as many as they would be without compression.
+    /// Bytes sent so far on all links. What is left may not become as small as what was sent before,
+    /// so the downtime is estimated by what the line carries.
     fn sent(&self) -> u64 {
-        self.shared.counters.uncompressed_precopy_bytes()
+        self.shared.counters.bytes().precopy
     }
 }
 

@@ -149,6 +149,11 @@ impl SourceSession {
         let compression = if more.features.has(Features::COMPRESSED_PAGES) {
             shared.options.compression
         } else {
+            if shared.options.compression != Compression::Off {
+                tracing::warn!(
+                    "the destination's version cannot decompress pages: they are sent as they are"
+                );
+            }
             Compression::Off
         };
         let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();

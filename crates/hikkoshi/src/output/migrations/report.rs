@@ -64,7 +64,7 @@ pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
     }
     let ended = state.rounds.iter().rev().filter_map(|round| {
         let took = round.ended_ms?.checked_sub(round.begun_ms)?;
-        (took > 0 && round.uncompressed_bytes() > 0).then_some((round, took))
+        (took > 0 && round.bytes > 0).then_some((round, took))
     });
     let mut ended: Vec<_> = ended.collect();
     let (last, _) = *ended.first()?;
@@ -80,7 +80,7 @@ pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
             .fold(0_u64, |sum, cell| sum.saturating_add(*cell)),
     };
     let bytes = dirty as f64 * migration.memory.page_bytes as f64;
-    Some(bytes * took as f64 / round.uncompressed_bytes() as f64 + SWITCHOVER_MS)
+    Some(bytes * took as f64 / round.bytes as f64 + SWITCHOVER_MS)
 }
 
 #[cfg(test)]
