@@ -358,8 +358,8 @@ impl Precopy {
         })
     }
 
-    /// Bytes sent so far on all links. What is left may not become as small as what was sent before,
-    /// so the downtime is estimated by what the line carries.
+    /// Bytes sent so far on all links. What is left may not become as small as what was sent
+    /// before, so the downtime is estimated by what the line carries.
     fn sent(&self) -> u64 {
         self.shared.counters.bytes().precopy
     }
