@@ -136,24 +136,12 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
 /// Measures a case, and repeats it while other processes use the machine; the run with the least
 /// interference counts.
 fn attempt(args: &Args, program: &std::path::Path, round: u32, case: &plan::Case) -> Run {
-    let mut best: Option<Run> = None;
-    for _ in 0..=args.retries {
-        meter::wait_until_idle(args.idle_limit());
-        let run = measure::measure(case, program, round, args);
-        let failed = run.failure.is_some();
-        let quieter = best.as_ref().is_none_or(|best| {
-            (failed, run.others_cores) < (best.failure.is_some(), best.others_cores)
-        });
-        let good = !failed && run.others_cores < args.max_load;
-        if quieter {
-            best = Some(run);
-        }
-        if good {
-            break;
-        }
-    }
-    match best {
-        Some(run) => run,
-        None => unreachable!("the loop runs at least once"),
-    }
+    meter::quietest(
+        args,
+        || measure::measure(case, program, round, args),
+        |run| match run.failure {
+            None => run.others_cores,
+            Some(_) => f64::INFINITY,
+        },
+    )
 }

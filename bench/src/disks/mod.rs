@@ -22,7 +22,7 @@ use self::writes::Writes;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
-use crate::meter::wait_until_idle;
+use crate::meter::quietest;
 use crate::mover::OwnReport;
 use crate::record::{ClientsOutcome, Cost};
 use crate::report::write_file;
@@ -198,9 +198,7 @@ fn attempt(
     program: &Path,
     args: &Args,
 ) -> Result<Moved, BenchError> {
-    let mut best: Option<Result<Moved, BenchError>> = None;
-    for _ in 0..=args.retries {
-        wait_until_idle(args.idle_limit());
+    let measure = || {
         let moved = match system {
             System::Hikkoshi => machine::moved(sizes, program, args),
             System::Virsh => domain::moved(&DomainHosts::start()?, sizes, &[], args),
@@ -209,25 +207,18 @@ fn attempt(
                 domain::moved(&DomainHosts::start()?, sizes, &options, args)
             }
         };
-        let moved = moved.map(|moved| Moved {
+        moved.map(|moved| Moved {
             system,
             round,
             ..moved
-        });
-        let load = |moved: &Result<Moved, BenchError>| match moved {
+        })
+    };
+    quietest(
+        args,
+        measure,
+        |moved: &Result<Moved, BenchError>| match moved {
             Ok(moved) => moved.cost.others_cores,
             Err(_) => f64::INFINITY,
-        };
-        let is_quiet = load(&moved) < args.max_load;
-        if best.as_ref().is_none_or(|best| load(&moved) < load(best)) {
-            best = Some(moved);
-        }
-        if is_quiet {
-            break;
-        }
-    }
-    match best {
-        Some(best) => best,
-        None => unreachable!("the loop runs at least once"),
-    }
+        },
+    )
 }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use crate::args::Args;
+
 /// Other processes are ignored below this, in processors.
 const QUIET: f64 = 0.25;
 /// Duration of one measurement.
@@ -20,6 +22,30 @@ pub(crate) fn wait_until_idle(limit: Duration) {
             return;
         }
     }
+}
+
+/// Measures once the host is idle, and again while other processes use it, as `args` say. Returns
+/// what was measured under the least `load`: processors that others used, infinite for a failure.
+pub(crate) fn quietest<T>(
+    args: &Args,
+    mut measure: impl FnMut() -> T,
+    load: impl Fn(&T) -> f64,
+) -> T {
+    let mut attempt = || {
+        wait_until_idle(args.idle_limit());
+        measure()
+    };
+    let mut best = attempt();
+    for _ in 0..args.retries {
+        if load(&best) < args.max_load {
+            break;
+        }
+        let next = attempt();
+        if load(&next) < load(&best) {
+            best = next;
+        }
+    }
+    best
 }
 
 /// Measures the processor time of the bench's processes and of others between two instants.

@@ -16,7 +16,7 @@ pub(crate) use accesses::{Accesses, access_rates, accesses_between};
 pub(crate) use disk_reads::{DiskOutcome, drains, read_rate};
 pub(crate) use gaps::{Gaps, MigrationTimeline};
 pub(crate) use guest_account::{GuestAccount, GuestInterval};
-pub(crate) use host_cpu::{CpuMeter, wait_until_idle};
+pub(crate) use host_cpu::{CpuMeter, quietest, wait_until_idle};
 pub(crate) use http_clients::{Demand, INTERVAL, Responses, Span, run_clients};
 pub(crate) use kvm_trace::{KvmEvent, KvmEventKind, KvmTrace};
 pub(crate) use request_client::{Requests, run_requests};

@@ -16,7 +16,7 @@ use self::moved::{Moved, Sizes, moved};
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
-use crate::meter::wait_until_idle;
+use crate::meter::quietest;
 use crate::report::write_file;
 
 /// How `--only` selects this bench.
@@ -134,24 +134,12 @@ fn attempt(
     program: &std::path::Path,
     args: &Args,
 ) -> Result<Moved, BenchError> {
-    let mut best: Option<Result<Moved, BenchError>> = None;
-    for _ in 0..=args.retries {
-        wait_until_idle(args.idle_limit());
-        let moved = moved(case, round, sizes, program, args);
-        let load = |moved: &Result<Moved, BenchError>| match moved {
+    quietest(
+        args,
+        || moved(case, round, sizes, program, args),
+        |moved| match moved {
             Ok(moved) => moved.others_cores,
             Err(_) => f64::INFINITY,
-        };
-        let is_quiet = load(&moved) < args.max_load;
-        if best.as_ref().is_none_or(|best| load(&moved) < load(best)) {
-            best = Some(moved);
-        }
-        if is_quiet {
-            break;
-        }
-    }
-    match best {
-        Some(best) => best,
-        None => unreachable!("the loop runs at least once"),
-    }
+        },
+    )
 }
