@@ -23,7 +23,6 @@ use crate::report::Counters;
 
 use watch::Carried;
 pub(crate) use watch::DiskWatch;
-pub(super) use watch::Position;
 
 /// The most bytes that are read from a VMM's socket at once. A frame may have more.
 const READ_BYTES: usize = 128 << 10;

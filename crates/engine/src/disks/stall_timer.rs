@@ -12,7 +12,6 @@
 use std::time::{Duration, Instant};
 
 use super::connection::Waiting;
-use super::relay::Position;
 
 /// How long the setup of a connection may make no progress, at most: QEMU does nothing else
 /// meanwhile, and the whole guest may wait for it.
@@ -31,6 +30,15 @@ pub(crate) fn patience(timeout: Duration, waiting: Waiting, paused: bool) -> Opt
         Waiting::LongRequest if !paused => Some(timeout.saturating_mul(LONG_REQUEST_FACTOR)),
         Waiting::Request | Waiting::LongRequest => Some(timeout),
     }
+}
+
+/// What changes when something is carried.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) received: u64,
+    pub(super) sent: u64,
+    /// Bytes that the destination's kernel has acknowledged, if it can be known.
+    pub(super) acknowledged: Option<u64>,
 }
 
 /// Measures how long nothing has been carried although something should be.

@@ -8,7 +8,7 @@ use hikkoshi_link::{Stream, TICK};
 use hikkoshi_linux::CancelFlag;
 
 use super::{DiskFailure, Shared};
-use crate::disks::stall_timer::StallTimer;
+use crate::disks::stall_timer::{Position, StallTimer};
 
 /// What the source needs to give up a connection.
 pub(crate) struct DiskWatch {
@@ -47,15 +47,6 @@ pub(super) struct Carried {
     pub(super) received: AtomicU64,
     /// Bytes that the link has taken.
     pub(super) sent: AtomicU64,
-}
-
-/// What changes when something is carried.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(in crate::disks) struct Position {
-    pub(in crate::disks) received: u64,
-    pub(in crate::disks) sent: u64,
-    /// Bytes that the destination's kernel has acknowledged, if it can be known.
-    pub(in crate::disks) acknowledged: Option<u64>,
 }
 
 impl Carried {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_pages::{Page, PageRange};
 
-use super::MissingRanges;
+use super::missing::MissingRanges;
 
 /// The most cells of a map.
 pub const MAX_CELLS: u64 = 1024;

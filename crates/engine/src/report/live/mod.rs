@@ -8,6 +8,7 @@
 #[cfg(not(loom))]
 mod cost_tests;
 mod memory_map;
+mod missing;
 mod outages;
 mod rounds;
 mod stage;
@@ -22,7 +23,7 @@ use hikkoshi_account::{
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_memory::ContentMap;
-use hikkoshi_pages::{Page, PageRange, RamLayout};
+use hikkoshi_pages::{Page, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
@@ -31,26 +32,11 @@ use crate::report::{
 };
 
 pub use memory_map::{Cell, CellCounts, MAX_CELLS, MemoryMap};
+pub(crate) use missing::{MissingAndRequested, MissingRanges};
 pub(crate) use outages::Outages;
 pub(crate) use rounds::Rounds;
 pub(crate) use stage::HasStage;
 use stage::{StageJournal, of_peer};
-
-/// The pages that are missing at the destination, at the source: that are not sent yet; in
-/// post-copy.
-pub(crate) trait MissingRanges: Debug + Send + Sync {
-    /// Calls `each` with each range of them.
-    fn each_missing(&self, each: &mut dyn FnMut(PageRange));
-}
-
-/// Page requests without an answer, and missing pages: at the destination, in post-copy.
-pub(crate) trait MissingAndRequested: MissingRanges {
-    /// Pages that are not installed yet.
-    fn missing_pages(&self) -> u64;
-
-    /// Calls `each` with the first page of each host page that is requested and has not arrived.
-    fn each_waiting(&self, each: &mut dyn FnMut(Page));
-}
 
 /// A migration that runs, on one side.
 pub struct Live {
@@ -385,6 +371,7 @@ fn guest_at(stage: Stage, was_paused: bool, is_paused: bool) -> GuestAt {
 mod tests {
     use super::*;
     use hikkoshi_handover::{History, Journal, SourceRecord, Unrecorded};
+    use hikkoshi_pages::PageRange;
     use hikkoshi_pages::{PAGE_BYTES, RamBlock};
     use std::thread;
 

@@ -11,8 +11,10 @@ mod chunk_sender;
 mod collector;
 mod dirty_estimate;
 mod drained_rounds;
+mod lists;
 mod range_log;
 mod ranges_in_turn;
+mod round_rest;
 pub(crate) mod workers;
 
 use std::sync::Arc;
@@ -30,6 +32,7 @@ use crate::source::error::SourceFailure;
 use crate::source::options::{LogRanges, SourceOptions, WhenStalled};
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::drained_rounds::DrainedRounds;
+use crate::source::precopy::lists::lists;
 use crate::source::precopy::range_log::RangeLog;
 use crate::source::precopy::ranges_in_turn::RangesInTurn;
 use crate::source::precopy::workers::PrecopyWorkers;
@@ -38,6 +41,8 @@ use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_pages::PageRange;
 
+pub(crate) use round_rest::RoundRest;
+
 /// An estimate of this many times what fits is a reason to read the log: it may be too high, and a
 /// further round takes longer than reading.
 const LOW: u64 = 2;
@@ -45,9 +50,6 @@ const LOW: u64 = 2;
 /// How often the pages in the log are sent right before the pause, until what the guest writes
 /// meanwhile fits into the downtime. Each time takes at most about as long as that.
 const TRIES: u32 = 3;
-
-/// Pages of a list that a worker sends, at least, unless fewer are left: 1 MiB.
-const LIST: u64 = 256;
 
 /// The rounds of one migration.
 #[derive(Debug)]
@@ -68,16 +70,6 @@ pub(crate) struct Precopy {
     warned: bool,
     /// What the last round has not sent.
     rest: RoundRest,
-}
-
-/// What a round that was ended early has not sent; nothing of others.
-#[derive(Debug, Default)]
-pub(crate) struct RoundRest {
-    /// Pages whose log was taken.
-    pub(crate) pages: Vec<PageRange>,
-    /// Memory whose log was not taken in this round. In the first round, the destination has none
-    /// of it.
-    pub(crate) unvisited: PageRange,
 }
 
 impl Precopy {
@@ -394,42 +386,5 @@ fn is_last(options: &SourceOptions, round: u32) -> bool {
     match options.when_stalled {
         WhenStalled::Switch | WhenStalled::Stop => round >= options.max_rounds,
         WhenStalled::Continue => round == options.max_rounds,
-    }
-}
-
-/// Lists of some 256 pages or more, for the workers to share. The pages of a run follow each other.
-fn lists(runs: &[PageRange]) -> Vec<Vec<PageRange>> {
-    let mut lists: Vec<Vec<PageRange>> = Vec::new();
-    let mut room = 0;
-    for run in runs.iter().flat_map(|run| run.chunks(LIST)) {
-        match lists.last_mut() {
-            Some(list) if room > 0 => list.push(run),
-            _ => {
-                lists.push(vec![run]);
-                room = LIST;
-            }
-        }
-        room = room.saturating_sub(run.len());
-    }
-    lists
-}
-
-#[cfg(test)]
-#[cfg(not(loom))]
-mod tests {
-    use super::*;
-    use hikkoshi_pages::Page;
-
-    #[test]
-    fn lists_hold_all_pages_in_order() {
-        let run = |start, pages| PageRange::from_len(Page::new(start), pages);
-        assert_eq!(lists(&[]), Vec::<Vec<PageRange>>::new());
-        let runs = [run(3, 1), run(10, 200), run(300, 600), run(1000, 2)];
-        let expected = [
-            vec![run(3, 1), run(10, 200), run(300, 256)],
-            vec![run(556, 256)],
-            vec![run(812, 88), run(1000, 2)],
-        ];
-        assert_eq!(lists(&runs), expected);
     }
 }

@@ -13,9 +13,10 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
+use crate::source::precopy::lists::lists;
 use crate::source::precopy::range_log::RangeLog;
+use crate::source::precopy::round_rest::RoundRest;
 use crate::source::precopy::workers::PrecopyWorkers;
-use crate::source::precopy::{RoundRest, lists};
 use crate::source::unsent::UnsentPages;
 
 /// Sends rounds of ranges in turn.
