@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::destination_line::DestinationLine;
+use super::property_text::property_text;
 use crate::process::options::join;
 use crate::qmp::qom::{children, property};
 use crate::qmp::{Client, QmpError};
@@ -117,7 +118,7 @@ pub(super) fn add_dimms(client: &mut Client, line: &mut DestinationLine) -> Resu
             for key in ["label-size", "uuid"] {
                 let value = property(client, &path, key)?;
                 parts.extend(
-                    super::plugged::text(value)
+                    property_text(value)
                         .filter(|value| value != "0")
                         .map(|value| format!("{key}={value}")),
                 );

@@ -10,6 +10,7 @@
 //! | `memory.rs` | memory that was plugged in later |
 //! | `backends.rs` | network backends and block nodes that were added later |
 //! | `disks.rs` | disks whose image was changed |
+//! | `property_text.rs` | the value of a property |
 //! | `quote.rs` | words for a shell |
 
 mod adapt;
@@ -19,6 +20,7 @@ mod disks;
 mod exact;
 mod memory;
 mod plugged;
+mod property_text;
 mod quote;
 
 use std::path::Path;

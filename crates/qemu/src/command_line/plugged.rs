@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::destination_line::DestinationLine;
+use super::property_text::property_text;
 use super::{backends, memory};
 use crate::process::options::{Opt, join};
 use crate::qmp::qom::{children, property};
@@ -135,7 +136,7 @@ fn place(name: &str, value: Option<Value>) -> Option<String> {
     if name == "addr" {
         return pci_address(&value?);
     }
-    text(value).filter(|value| !value.starts_with('-'))
+    property_text(value).filter(|value| !value.starts_with('-'))
 }
 
 fn add_processors(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
@@ -218,7 +219,7 @@ fn add_device(
     let names = PROPERTIES.iter().chain(more_properties(&kind));
     let mut parts = vec![kind, format!("id={id}")];
     let mut missing = Vec::new();
-    if let Some(bus) = text(property(client, &path, "parent_bus")?) {
+    if let Some(bus) = property_text(property(client, &path, "parent_bus")?) {
         let bus = bus.rsplit('/').next().unwrap_or_default();
         parts.push(format!("bus={bus}"));
     }
@@ -227,7 +228,7 @@ fn add_device(
         let value = if name == "addr" {
             value.as_ref().and_then(pci_address)
         } else {
-            text(value)
+            property_text(value)
         };
         let Some(value) = value else {
             continue;
@@ -327,16 +328,6 @@ fn has_backend(line: &DestinationLine, options: &[&str], name: &str) -> bool {
 fn pci_address(value: &Value) -> Option<String> {
     let number = value.as_u64().filter(|number| *number < 256)?;
     Some(format!("{:x}.{:x}", number >> 3, number & 7))
-}
-
-/// A property as on the command line; `None` if it is not set.
-pub(super) fn text(value: Option<Value>) -> Option<String> {
-    match value? {
-        Value::String(text) if !text.is_empty() => Some(text),
-        Value::Number(number) => Some(number.to_string()),
-        Value::Bool(flag) => Some(if flag { "on" } else { "off" }.to_owned()),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -25,15 +25,11 @@ use super::compare_disks::{Compared, compare};
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
 use super::piped;
 use super::storage_daemon::{ServedDisk, StorageDaemon, StorageDaemonError};
-use crate::disks::nbd::NbdRequests;
+use crate::disks::nbd::{HANDSHAKE_LIMIT_SINCE, NbdRequests};
 use crate::disks::{self, BlockDisk, ImageFile, describe, exports, marks};
 use crate::process::{self, ProcessError};
+use crate::qmp::QmpError;
 use crate::qmp::reconnect::{MonitorError, connected};
-use crate::qmp::{QmpError, Version};
-
-/// The first QEMU whose limit for the setup of a connection, 10 s, can be changed. Older ones have
-/// none, or, if they were mended, one that cannot be.
-pub(super) const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
 
 /// The disks cannot be served.
 #[derive(Debug, Error)]

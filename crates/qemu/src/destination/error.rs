@@ -1,20 +1,15 @@
 //! The errors of a destination.
 
 use std::io;
-use std::time::Duration;
 
 use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
+use super::load_timeout::LOAD_TIMEOUT;
 use super::piped::PipedError;
 use crate::device_tree::OWN_SWTPM;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
-
-/// Longest time for loading the device state. QEMU reads guest memory while it
-/// loads. In post-copy each of those pages may have to come over the network
-/// first, and QEMU answers no QMP command meanwhile.
-pub(super) const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// QEMU was not prepared for the incoming guest.
 #[derive(Debug, Error)]

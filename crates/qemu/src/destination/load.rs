@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::error::LOAD_TIMEOUT;
+use super::load_timeout::LOAD_TIMEOUT;
 use super::qemu_output::Written;
 use super::resume_guest::{open_announcer, opened};
 use super::vcpus;

@@ -17,6 +17,7 @@ mod exit_watch;
 mod fitting_disks;
 mod guest;
 mod load;
+mod load_timeout;
 pub(crate) mod piped;
 mod qemu_output;
 mod reattach_info;

@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::disks::HANDSHAKE_LIMIT_SINCE;
+use crate::disks::nbd::HANDSHAKE_LIMIT_SINCE;
 use crate::qmp::Version;
 
 /// The program.

@@ -1,10 +1,9 @@
-//! Why a disk was not copied.
+//! Why a disk was not copied, or its copy not removed.
 
 use thiserror::Error;
 
 use super::job::Failure;
-use crate::disks::end_copies::EndCopiesError;
-use crate::qmp::QmpError;
+use crate::qmp::{ConnectError, QmpError, ResumeError};
 
 /// A disk was not copied. The source's disks are unchanged.
 #[derive(Debug, Error)]
@@ -75,4 +74,18 @@ pub(crate) enum CopyError {
     /// The undo record could not be written.
     #[error("copying the guest's disks: writing the undo record")]
     Record(#[source] std::io::Error),
+}
+
+/// The copies were not removed from QEMU, or the guest was not resumed after that.
+#[derive(Debug, Error)]
+pub enum EndCopiesError {
+    /// The connection to the monitor failed.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A QMP command failed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The guest was not resumed.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
 }

@@ -8,26 +8,12 @@
 //! stays so, whoever has paused it.
 
 use serde_json::json;
-use thiserror::Error;
 
+use super::copy_error::EndCopiesError;
 use super::jobs;
 use crate::qmp::migration_status::run_state;
 use crate::qmp::pause_mark;
-use crate::qmp::{Client, ConnectError, QmpError, ResumeError, WATCHED_TIMEOUT};
-
-/// The copies were not removed from QEMU, or the guest was not resumed after that.
-#[derive(Debug, Error)]
-pub enum EndCopiesError {
-    /// The connection to the monitor failed.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// A QMP command failed.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// The guest was not resumed.
-    #[error(transparent)]
-    Resume(#[from] ResumeError),
-}
+use crate::qmp::{Client, QmpError, ResumeError, WATCHED_TIMEOUT};
 
 /// Removes everything of copies from QEMU, of which there may be `number`. Their connections must
 /// have ended, as QEMU may wait for them. Can be repeated.

@@ -3,7 +3,10 @@
 use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::RamLayout;
 
-use super::{Hosts, MeasureError};
+use super::error::MeasureError;
+
+/// The addresses of blocks in QEMU, in layout order.
+type Hosts = Vec<HostAddr>;
 
 /// The layout of the named blocks of `all`, and their addresses; of all blocks, if none is named.
 /// The memory of a device has the device's path in its name (`0000:00:02.0/vga.vram`); the part

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hikkoshi_account::Side;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
-use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_userfault::{Features, RemoteUserfault};
@@ -152,6 +152,3 @@ impl QemuMeasurement {
         Ok(closed?)
     }
 }
-
-/// The addresses of blocks in QEMU, in layout order.
-type Hosts = Vec<HostAddr>;

@@ -5,7 +5,7 @@ use std::io;
 use hikkoshi_pages::LayoutError;
 use thiserror::Error;
 
-use super::enough_memory::NotEnoughMemory;
+use super::not_enough_memory::NotEnoughMemory;
 use crate::process::ProcessError;
 use crate::qmp::QmpError;
 

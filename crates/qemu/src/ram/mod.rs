@@ -22,6 +22,7 @@ pub(crate) mod huge_tmpfs;
 #[cfg(test)]
 mod installed_qemu_tests;
 pub(crate) mod mtree;
+pub(crate) mod not_enough_memory;
 pub(crate) mod overview;
 pub(crate) mod sharing;
 
@@ -35,11 +36,11 @@ use serde_json::{Value, json};
 
 use self::backend::Backend;
 use self::blocks::RamBlockInfo;
-use self::enough_memory::NotEnoughMemory;
 pub use self::error::RamError;
 pub(crate) use self::error::RamErrors;
 use self::file::BlockMemory;
 use self::mtree::FlatRange;
+use self::not_enough_memory::NotEnoughMemory;
 use crate::process;
 use crate::process::reopen::FileAccess;
 use crate::qmp::Client;

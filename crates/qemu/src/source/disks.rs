@@ -19,7 +19,8 @@ use serde_json::json;
 
 use super::QemuSource;
 use crate::disks::copy_error::CopyError;
-use crate::disks::end_copies::{self, EndCopiesError};
+use crate::disks::copy_error::EndCopiesError;
+use crate::disks::end_copies;
 use crate::disks::guest_writes::GuestWrites;
 use crate::disks::job_speed::JobSpeed;
 use crate::disks::jobs;

@@ -7,7 +7,7 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::attach::preflight::Refusal;
-use crate::disks::end_copies::EndCopiesError;
+use crate::disks::copy_error::EndCopiesError;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{QmpError, ResumeError};
 use crate::stream::StreamError;

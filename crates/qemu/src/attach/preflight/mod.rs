@@ -17,6 +17,7 @@ mod pinning;
 mod qom_tree;
 mod refusal;
 pub(crate) mod started_devices;
+mod tested_versions;
 mod tpm;
 pub(crate) mod untested;
 
@@ -25,6 +26,7 @@ pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
 use hikkoshi_pages::{RamBlock, RamLayout};
+pub(crate) use pinning::needs_drain;
 pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
 use serde_json::Value;
@@ -242,11 +244,6 @@ pub(crate) fn check_again(
     let matters = |refusal: &Refusal| refusal.excludes() != Excludes::Rounds || move_.rounds;
     // The guest is about to be paused: the first obstacle is enough.
     found.into_iter().find(matters).map_or(Ok(()), Err)
-}
-
-/// Whether disks write into pinned pages, so that pre-copy rounds have to drain them.
-pub(crate) fn needs_drain(client: &mut Client) -> Result<bool, QmpError> {
-    Ok(pinning::first(&block::nodes(client)?, client.peer()).is_some())
 }
 
 /// Properties of a balloon by which the guest returns memory to the host at any time.

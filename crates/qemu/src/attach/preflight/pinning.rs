@@ -13,8 +13,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 
-use super::block::{Node, of_driver};
+use super::block::{Node, nodes, of_driver};
 use super::devices::MemoryWrites;
+use crate::qmp::{Client, QmpError};
 
 /// Drivers that read by system calls into QEMU's buffers.
 const HOST_FILES: [&str; 3] = ["file", "host_cdrom", "host_device"];
@@ -103,6 +104,11 @@ fn mount_of(fdinfo: &str) -> Option<u64> {
         .lines()
         .find_map(|line| line.strip_prefix("mnt_id:"))?;
     line.trim().parse().ok()
+}
+
+/// Whether disks write into pinned pages, so that pre-copy rounds have to drain them.
+pub(crate) fn needs_drain(client: &mut Client) -> Result<bool, QmpError> {
+    Ok(first(&nodes(client)?, client.peer()).is_some())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use hikkoshi_dirty::UnsupportedKernel;
 use hikkoshi_wire::MachineMismatch;
 use thiserror::Error;
 
-use super::untested::TESTED_NAMES;
+use super::tested_versions::TESTED_NAMES;
 use crate::qmp::{QmpError, Version};
 
 /// The oldest QEMU that is supported.

@@ -11,18 +11,10 @@ use serde_json::{Value, json};
 
 use hikkoshi_account::Side;
 
-use super::{Refusal, needs_drain};
+use super::pinning::needs_drain;
+use super::refusal::Refusal;
+use super::tested_versions::{TESTED_NAMES, is_untested};
 use crate::qmp::{Client, QmpError, Version};
-
-/// The versions that the tests have: their first two numbers.
-const TESTED: [(u32, u32); 3] = [(7, 2), (10, 0), (11, 1)];
-
-/// The versions that the tests have, for messages.
-pub(super) const TESTED_NAMES: &str = "7.2, 10.0 and 11.1";
-
-/// From this third number on, a version is a development version of the next minor one: 10.0.50
-/// follows 10.0.0, and becomes 10.1.0 (QEMU's file `VERSION`).
-const DEVELOPMENT: u32 = 50;
 
 /// What its user should know; `None` for a tested version.
 pub(crate) fn note(version: Version) -> Option<String> {
@@ -44,10 +36,6 @@ pub fn untested_libvirt_qemu(major: u32, minor: u32, micro: u32) -> Option<Strin
              it relies on is not checked in a QEMU that libvirt starts"
         )
     })
-}
-
-fn is_untested(version: Version) -> bool {
-    !TESTED.contains(&(version.major, version.minor)) || version.micro >= DEVELOPMENT
 }
 
 /// Commands that are needed after the guest was paused, or to resume it.
@@ -260,6 +248,7 @@ fn remove(client: &mut Client) -> Result<(), QmpError> {
 mod tests {
     use std::thread::JoinHandle;
 
+    use super::super::tested_versions::TESTED;
     use super::*;
     use crate::qmp::scripted;
 

@@ -7,7 +7,6 @@ use hikkoshi_linux::{InjectError, ReopenError};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::NotRun;
 use crate::process::ProcessError;
 use crate::stream::StreamError;
 
@@ -151,4 +150,14 @@ pub enum PipedError {
         /// Its number.
         pid: u32,
     },
+}
+
+/// Why a machine's owner does not run the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotRun {
+    /// What went wrong, as text.
+    pub what: String,
+    /// Whether it is certain that the guest has never run: QEMU has refused to run it, or was ended
+    /// before.
+    pub never_ran: bool,
 }

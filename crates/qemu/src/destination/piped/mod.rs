@@ -19,6 +19,7 @@
 mod attach;
 pub(super) mod disks;
 mod error;
+mod held_pipe;
 mod helper;
 mod hold;
 mod loaded;
@@ -37,10 +38,10 @@ use hikkoshi_linux::Process;
 use hikkoshi_wire::GuestDescription;
 
 pub use self::attach::PipedGuest;
-pub use self::error::PipedError;
+pub use self::error::{NotRun, PipedError};
 pub use self::loaded::{HasRunError, LoadedGuest};
 pub use self::pipe::StreamPipe;
-use super::error::LOAD_TIMEOUT;
+use super::load_timeout::LOAD_TIMEOUT;
 use super::qemu_output::Written;
 use crate::network::OwnedCard;
 use crate::stream::{self, StreamError};
@@ -58,16 +59,6 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often to look for that.
 const EXPLAIN_INTERVAL: Duration = Duration::from_millis(2);
-
-/// Why a machine's owner does not run the guest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotRun {
-    /// What went wrong, as text.
-    pub what: String,
-    /// Whether it is certain that the guest has never run: QEMU has refused to run it, or was ended
-    /// before.
-    pub never_ran: bool,
-}
 
 /// The program that has started the machine.
 pub trait MachineOwner: std::fmt::Debug + Send {

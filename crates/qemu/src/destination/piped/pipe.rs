@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use super::held_pipe;
 use super::helper::{HelperOutput, HelperSearch, Identity, descriptors};
-use super::hold;
 
 /// Room for the device state of a machine with many devices: the most that the kernel allows
 /// every user by default (`/proc/sys/fs/pipe-max-size`).
@@ -99,7 +99,7 @@ impl StreamPipe {
     ///
     /// When QEMU's descriptors cannot be read.
     pub(super) fn held_by(qemu: &Process, path: &Path) -> io::Result<Option<Self>> {
-        let Some(number) = hold::held(qemu)? else {
+        let Some(number) = held_pipe::held(qemu)? else {
             return Ok(None);
         };
         let opened = options()
@@ -199,7 +199,7 @@ impl StreamPipe {
     ///
     /// When QEMU's descriptors cannot be read.
     pub fn is_stream_of(&self, qemu: &Process) -> io::Result<bool> {
-        Ok(!descriptors(qemu, self.identity)?.is_empty() || hold::held(qemu)?.is_some())
+        Ok(!descriptors(qemu, self.identity)?.is_empty() || held_pipe::held(qemu)?.is_some())
     }
 
     /// Whether a helper reads the pipe, but no process reads what it writes: its owner has

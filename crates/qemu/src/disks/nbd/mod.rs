@@ -13,6 +13,12 @@ mod requests;
 pub(crate) use flush_client::{FlushClient, FlushError};
 pub(crate) use requests::NbdRequests;
 
+use crate::qmp::Version;
+
+/// The first QEMU whose limit for the setup of a connection, 10 s, can be changed. Older ones have
+/// none, or, if they were mended, one that cannot be.
+pub(crate) const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
+
 /// `NBDMAGIC` and `IHAVEOPT`: the beginning of the server's greeting.
 const GREETING: [u8; 16] = *b"NBDMAGICIHAVEOPT";
 
