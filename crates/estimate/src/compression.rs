@@ -1,42 +1,13 @@
 //! Whether background pages will be compressed, and what that makes of them.
 
 use hikkoshi_engine::{Compression, SourceOptions};
-use hikkoshi_wire::CompressionMethod;
 
 use crate::costs::PAGE_BYTES;
-use crate::inputs::Line;
+use crate::float::float;
+use crate::inputs::{CompressedPages, Line};
 
 /// `auto` compresses if it takes at most this part of the time, as the engine does.
 const BEGIN: f64 = 0.75;
-
-/// What a method makes of the guest's content, as measured on a sample of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CompressedPages {
-    /// The method.
-    pub method: CompressionMethod,
-    /// What becomes of a page, in bytes.
-    pub page_bytes: f64,
-    /// How long compressing a page takes, in seconds.
-    pub page_seconds: f64,
-}
-
-impl CompressedPages {
-    /// A sample of `content` bytes has become `compressed` bytes in so many seconds.
-    #[must_use]
-    pub fn of_sample(
-        method: CompressionMethod,
-        content: u64,
-        compressed: u64,
-        seconds: f64,
-    ) -> Self {
-        let pages = crate::precopy::float(content.max(1)) / PAGE_BYTES;
-        Self {
-            method,
-            page_bytes: crate::precopy::float(compressed) / pages,
-            page_seconds: seconds / pages,
-        }
-    }
-}
 
 /// What a migration with these options compresses over `line`, if anything. Reading a page takes
 /// `read_page` seconds. `samples` has what each method makes of the guest.
@@ -51,9 +22,7 @@ pub fn choose_compression(
         Compression::Off => None,
         Compression::Always(method) => samples.iter().find(|it| it.method == method).copied(),
         Compression::Auto => {
-            let limit = options
-                .bandwidth
-                .map_or(f64::INFINITY, crate::precopy::float);
+            let limit = options.bandwidth.map_or(f64::INFINITY, float);
             let rate = line.rate.likely.min(limit).max(1.0);
             let links = f64::from(options.links.max(1));
             let page = |bytes: f64, seconds: f64| (bytes / rate).max(seconds / links);
@@ -72,6 +41,7 @@ pub fn choose_compression(
 mod tests {
     use super::*;
     use crate::Span;
+    use hikkoshi_wire::CompressionMethod;
 
     const SAMPLES: [CompressedPages; 2] = [
         CompressedPages {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::compression::CompressedPages;
+use hikkoshi_wire::CompressionMethod;
+
+use crate::costs::PAGE_BYTES;
+use crate::float::float;
 use crate::span::Span;
 use crate::working_set::WorkingSet;
 
@@ -31,6 +34,35 @@ pub struct Guest {
     pub drains: bool,
     /// What becomes of background pages, if they are compressed.
     pub compression: Option<CompressedPages>,
+}
+
+/// What a method makes of the guest's content, as measured on a sample of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CompressedPages {
+    /// The method.
+    pub method: CompressionMethod,
+    /// What becomes of a page, in bytes.
+    pub page_bytes: f64,
+    /// How long compressing a page takes, in seconds.
+    pub page_seconds: f64,
+}
+
+impl CompressedPages {
+    /// A sample of `content` bytes has become `compressed` bytes in so many seconds.
+    #[must_use]
+    pub fn of_sample(
+        method: CompressionMethod,
+        content: u64,
+        compressed: u64,
+        seconds: f64,
+    ) -> Self {
+        let pages = float(content.max(1)) / PAGE_BYTES;
+        Self {
+            method,
+            page_bytes: float(compressed) / pages,
+            page_seconds: seconds / pages,
+        }
+    }
 }
 
 /// The line between the hosts.

@@ -32,6 +32,7 @@
 mod choose_mode;
 mod compression;
 mod costs;
+mod float;
 mod inputs;
 mod line;
 mod postcopy;
@@ -42,8 +43,8 @@ mod switchover;
 mod working_set;
 
 pub use choose_mode::{Choice, choose_mode};
-pub use compression::{CompressedPages, choose_compression};
-pub use inputs::{Guest, Line};
+pub use compression::choose_compression;
+pub use inputs::{CompressedPages, Guest, Line};
 pub use predict::{Converges, Prediction, predict};
 pub use span::Span;
 pub use working_set::WorkingSet;

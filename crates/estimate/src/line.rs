@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::costs::{PAGE_BYTES, PRECOPY_PAGE};
+use crate::float::float;
 use crate::inputs::{Guest, Line};
 use crate::span::Span;
 
@@ -54,7 +55,7 @@ impl Line {
     ) -> Option<Self> {
         let mut points: Vec<_> = arrived
             .iter()
-            .map(|&(at, bytes)| (at.as_secs_f64(), crate::precopy::float(bytes)))
+            .map(|&(at, bytes)| (at.as_secs_f64(), float(bytes)))
             .collect();
         // Only the times at which something arrived. On a slow line that is seldom, and a rate
         // that begins in between would count the bytes of a longer time.
@@ -104,7 +105,7 @@ impl Line {
             Span::within(time.as_secs_f64(), 0.9, 1.2)
         });
         let processors = f64::from(links.max(1)) * PAGE_BYTES / (guest.read_page + PRECOPY_PAGE);
-        let rate = crate::precopy::float(rate);
+        let rate = float(rate);
         Self {
             // Headers of TCP, IP and Ethernet take 5 % of a line.
             rate: Span {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hikkoshi_engine::{Convergence, Mode, SourceOptions, WhenStalled};
 
 use crate::costs::{HEADER_BYTES, PAGE_BYTES, SCATTERED_PAGE};
+use crate::float::float;
 use crate::inputs::{Guest, Line};
 use crate::span::Scenario;
 use crate::working_set::Curve;
@@ -288,9 +289,4 @@ pub(crate) fn rounds(simulation: &Simulation<'_>, options: &SourceOptions) -> Ro
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn whole(number: f64) -> u64 {
     number.ceil() as u64
-}
-
-#[allow(clippy::cast_precision_loss)] // Below 2^53.
-pub(crate) fn float(number: u64) -> f64 {
-    number as f64
 }

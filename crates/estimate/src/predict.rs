@@ -3,9 +3,10 @@
 use hikkoshi_engine::{Mode, SourceOptions};
 
 use crate::costs::{HEADER_BYTES, PAGE_BYTES};
+use crate::float::float;
 use crate::inputs::{Guest, Line};
 use crate::postcopy::postcopy;
-use crate::precopy::{RoundsEnd, Simulation, float, rounds};
+use crate::precopy::{RoundsEnd, Simulation, rounds};
 use crate::span::{Scenario, Span};
 use crate::switchover::{begin, drop_stale, end, last_rounds, pause};
 

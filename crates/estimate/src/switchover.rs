@@ -2,6 +2,7 @@
 
 use hikkoshi_engine::{Mode, SourceOptions};
 
+use crate::float::float;
 use crate::inputs::{Guest, Line};
 use crate::precopy::Simulation;
 use crate::span::{Scenario, Span};
@@ -76,7 +77,7 @@ pub(crate) fn begin(
     // Write protection is set page by page.
     let arm = match options.mode {
         Mode::Postcopy => 0.0,
-        _ => crate::precopy::float(guest.pages) * 10e-9,
+        _ => float(guest.pages) * 10e-9,
     };
     BEGIN.cost(scenario)
         + links * line.open_link.cost(scenario)

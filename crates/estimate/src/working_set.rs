@@ -2,6 +2,7 @@
 
 use hikkoshi_dirty_rate::{Measurement, Window};
 
+use crate::float::float;
 use crate::span::Scenario;
 
 /// If only a sample of the memory was measured, the numbers may be wrong by this part: the tests of
@@ -171,11 +172,6 @@ fn exponent(one: (f64, f64), two: (f64, f64)) -> f64 {
 fn spread(before: (f64, f64), after: (f64, f64), seconds: f64) -> f64 {
     let reached = before.1 * (after.0 / before.0).powf(exponent(before, after));
     (after.1 - reached).max(0.0) * (seconds - before.0) / (after.0 - before.0).max(1e-9)
-}
-
-#[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Changes of what is specific to a host in a domain's description: paths of disks, bridges.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -95,9 +94,6 @@ impl fmt::Display for Change {
         }
     }
 }
-
-/// New values of attributes, by where the old ones begin in the text of the description.
-pub(super) type Edits<'a> = BTreeMap<usize, &'a str>;
 
 /// The description for libvirt, with those of the changes that can be made.
 pub(super) fn apply_where_possible(

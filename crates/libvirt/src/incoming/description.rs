@@ -15,8 +15,7 @@ use quick_xml::events::Event;
 use roxmltree::{Document, Node};
 use thiserror::Error;
 
-use super::change::Edits;
-use super::write_description::write;
+use super::write_description::{Edits, write};
 
 /// A source's description of a domain that is not used here.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

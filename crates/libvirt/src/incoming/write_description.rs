@@ -4,13 +4,15 @@
 //! no sections of character data, no entities but the predefined ones. Prefixes stay, because
 //! programs may look for theirs in `<metadata>`.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use quick_xml::Writer;
 use quick_xml::events::{BytesEnd, BytesStart, BytesText, Event};
 use roxmltree::{Document, NS_XML_URI, Node};
 
-use super::change::Edits;
+/// New values of attributes, by where the old ones begin in the text of the description.
+pub(super) type Edits<'a> = BTreeMap<usize, &'a str>;
 
 /// The text of the document, with these values of attributes instead of its own. The caller bounds
 /// the depth of the document.

@@ -17,20 +17,17 @@ use crate::tls::certificate_files::Files;
 use crate::tls::certificates::Certificates;
 use crate::tls::credentials::{Destination, DestinationCredentials, Source, SourceCredentials};
 use crate::tls::error::CertificatesError;
+use crate::tls::fingerprint::Fingerprint;
 use crate::tls::identity::{Identity, SELF_SIGNED_NAME};
-use crate::tls::invitation::{Fingerprint, Invitation, Proof, Secret};
+use crate::tls::invitation::{Invitation, Proof, Secret};
 use crate::tls::own_certificate;
 use crate::tls::own_certificate::Side;
 use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
-use crate::tls::route::Route;
+use crate::tls::route::{REQUEST_PROTOCOL, Route};
 use crate::tls::source_authorization::{Authorization, ProofResult};
 
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
-
-/// The application protocol by which a source asks for an invitation. It keeps the connection open
-/// until it has moved its guest or has given up.
-pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
 
 /// How a destination protects the connections that it accepts.
 #[derive(Clone)]

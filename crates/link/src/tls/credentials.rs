@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
 use crate::tls::certificate_files::Files;
+use crate::tls::fingerprint::Fingerprint;
 use crate::tls::identity::Identity;
-use crate::tls::invitation::{Fingerprint, Proof, Secret};
+use crate::tls::invitation::{Proof, Secret};
 use crate::tls::route::Route;
 
 /// What a source saves, so that it and the same destination authenticate each other again: its key,

@@ -7,7 +7,7 @@ use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::tls::error::CertificatesError;
-use crate::tls::invitation::Fingerprint;
+use crate::tls::fingerprint::Fingerprint;
 
 /// The name in a self-signed certificate. It is not checked: only the key is.
 pub(crate) const SELF_SIGNED_NAME: &str = "hikkoshi.invalid";

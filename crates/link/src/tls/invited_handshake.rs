@@ -8,7 +8,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::server::UnbufferedServerConnection;
 
 use crate::tls::config::{TlsClient, TlsServer};
-use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
+use crate::tls::fingerprint::Fingerprint;
+use crate::tls::invitation::{PROOF_LEN, Proof};
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{Alert, Opener};
 use crate::tls::record_encrypt::Sealer;

@@ -25,6 +25,7 @@ mod certificates;
 mod config;
 mod credentials;
 mod error;
+mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -52,7 +53,8 @@ pub use certificates::Certificates;
 pub use config::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
 pub use error::{CertificateProblem, CertificatesError, Validity};
-pub use invitation::{Fingerprint, Invitation, InvitationError};
+pub use fingerprint::Fingerprint;
+pub use invitation::{Invitation, InvitationError};
 pub use route::Route;
 pub(crate) use route::Wanted;
 pub use secure_error::SecureError;

@@ -12,7 +12,7 @@ use rustls::{
     SignatureScheme,
 };
 
-use crate::tls::invitation::Fingerprint;
+use crate::tls::fingerprint::Fingerprint;
 
 /// The fingerprint of the key in a certificate.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> Result<Fingerprint, Error> {

@@ -10,8 +10,11 @@ use std::fmt;
 use data_encoding::HEXLOWER;
 use rustls::server::Acceptor;
 
-use super::config::REQUEST_PROTOCOL;
-use super::invitation::Fingerprint;
+use super::fingerprint::Fingerprint;
+
+/// The application protocol by which a source asks for an invitation. It keeps the connection open
+/// until it has moved its guest or has given up.
+pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
 
 /// The prefix of the label; the fingerprint of the destination's key follows.
 const PREFIX: &[u8] = b"hikkoshi/1 to ";

@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::tls::invitation::{Fingerprint, Proof, Secret};
+use crate::tls::fingerprint::Fingerprint;
+use crate::tls::invitation::{Proof, Secret};
 
 /// A destination's answer to a proof, one byte on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

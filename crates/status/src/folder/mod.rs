@@ -17,10 +17,12 @@ use hikkoshi_linux::{Others, UnsafeRights, check_rights};
 use crate::{Migration, VERSION};
 
 pub(crate) use recording_file::{ParseError, parse};
-use retention::MAX_TOTAL_BYTES;
 
 /// Migrations that are listed: the newest.
 const MAX_LISTED: usize = 256;
+
+/// The size of all recordings together, in bytes, above which fewer of ended migrations are kept.
+const MAX_TOTAL_BYTES: u64 = 32 << 20;
 
 /// A folder with the sockets and files of this user's migrations.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,14 +6,11 @@ use std::io;
 
 use hikkoshi_linux::connect_unix;
 
-use super::{Entry, FolderError, Kind, StatusFolder};
+use super::{Entry, FolderError, Kind, MAX_TOTAL_BYTES, StatusFolder};
 
 /// Recordings of ended migrations that are kept: the newest. Those of migrations that run are kept
 /// besides.
 const MAX_ENDED_RECORDINGS: usize = 32;
-
-/// The size of all recordings together, in bytes, above which fewer of ended migrations are kept.
-pub(super) const MAX_TOTAL_BYTES: u64 = 32 << 20;
 
 /// Room that is left for others in the file system, in bytes. Journals are in the same one, and a
 /// migration cannot continue without its journal.
