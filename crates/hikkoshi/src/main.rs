@@ -62,7 +62,7 @@ use commands::{
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
-use output::{log, result_file, stderr, streams};
+use output::{line_format, log, result_file, stderr, streams};
 
 fn main() -> std::process::ExitCode {
     let args = match args::parse(std::env::args_os()) {
@@ -70,7 +70,7 @@ fn main() -> std::process::ExitCode {
         Err(error) => return invalid_command_line(&error).into(),
     };
     if args.command.writes_json() {
-        streams::use_json();
+        line_format::use_json();
     }
     // The dashboard, which has no part in a migration, gives up its rights while it has one thread.
     let is_dashboard = matches!(args.command, Command::Dashboard(_));
@@ -107,7 +107,7 @@ fn main() -> std::process::ExitCode {
             };
             if let Some(end) = end
                 && args.command.recovery().is_some()
-                && streams::is_json()
+                && line_format::is_json()
             {
                 streams::end(&end);
             }
@@ -127,7 +127,7 @@ fn main() -> std::process::ExitCode {
 fn invalid_command_line(error: &clap::Error) -> ExitStatus {
     let requested = RequestedOutput::find(std::env::args_os());
     if requested.json_progress {
-        streams::use_json();
+        line_format::use_json();
     }
     let exit = Exit::new(
         ExitStatus::Usage,

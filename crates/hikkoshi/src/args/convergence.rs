@@ -3,14 +3,11 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use hikkoshi_engine::{MAX_DOWNTIME, MAX_LINKS, SourceOptions};
+use hikkoshi_engine::{MAX_LINKS, SourceOptions};
 use serde::{Deserialize, Serialize};
 
 use super::durations;
 use super::headings::{MIGRATION, TUNING};
-
-/// The longest `--max-downtime`, in milliseconds.
-pub(crate) const MAX_DOWNTIME_MS: u64 = MAX_DOWNTIME.as_secs() * 1000;
 
 /// When pre-copy ends, and how many links there are; `None`: not given.
 #[derive(Debug, Clone, Default, Args)]

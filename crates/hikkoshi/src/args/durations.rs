@@ -3,7 +3,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::convergence::MAX_DOWNTIME_MS;
+use hikkoshi_engine::MAX_DOWNTIME;
+
+/// The longest `--max-downtime`, in milliseconds.
+pub(crate) const MAX_DOWNTIME_MS: u64 = MAX_DOWNTIME.as_secs() * 1000;
 
 /// A century: the longest duration with which no clock overflows.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

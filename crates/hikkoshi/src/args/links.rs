@@ -7,8 +7,9 @@ use hikkoshi_engine::RetryFor;
 use hikkoshi_link::DEFAULT_STALL_TIMEOUT;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::durations;
 use super::headings::{CONNECTION, RECOVERY};
-use super::{durations, resolved};
+use super::stored_value::within;
 
 /// What was given; `None`: nothing.
 #[derive(Debug, Clone, Default, Args)]
@@ -81,5 +82,5 @@ impl LinkOptions {
 }
 
 fn stall_timeout<'de, D: Deserializer<'de>>(file: D) -> Result<u64, D::Error> {
-    resolved::within("stall-timeout", u64::deserialize(file)?, &(1..=3600))
+    within("stall-timeout", u64::deserialize(file)?, &(1..=3600))
 }

@@ -52,6 +52,7 @@ mod security;
 mod ssh;
 mod ssh_session;
 mod status;
+mod stored_value;
 
 use std::path::Path;
 
@@ -60,11 +61,12 @@ use clap::{Parser, Subcommand};
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};
-pub(crate) use convergence::{MAX_DOWNTIME_MS, WhenStalled};
+pub(crate) use convergence::WhenStalled;
 pub(crate) use daemon::Daemon;
 pub(crate) use dashboard::Dashboard;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::{DomainArgs, DomainOptions};
+pub(crate) use durations::MAX_DOWNTIME_MS;
 pub(crate) use estimate::Estimate;
 pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;

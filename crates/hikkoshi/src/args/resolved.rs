@@ -5,9 +5,7 @@
 //! What is over when a migration can be resumed is not among them: options of pre-copy and of the
 //! switchover, and checks of the guest. Nor are options that only measurements need.
 
-use std::fmt::Display;
 use std::num::{NonZeroU16, NonZeroU64};
-use std::ops::RangeInclusive;
 
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::{Compression, DestinationOptions, MAX_LINKS, ReadAhead, SourceOptions};
@@ -19,6 +17,7 @@ use super::convergence::WhenStalled;
 use super::domain::DomainOptions;
 use super::links::LinkOptions;
 use super::read_ahead;
+use super::stored_value::within;
 
 /// Options of `migrate`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,16 +138,4 @@ fn write_compression<S: Serializer>(compression: &Compression, file: S) -> Resul
 fn read_compression<'de, D: Deserializer<'de>>(file: D) -> Result<Compression, D::Error> {
     let text = String::deserialize(file)?;
     compress::parse(&text).map_err(|why| D::Error::custom(format!("--compress: {why}")))
-}
-
-/// Refuses a value that the command line refuses.
-pub(super) fn within<T: PartialOrd + Display, E: serde::de::Error>(
-    option: &str,
-    value: T,
-    range: &RangeInclusive<T>,
-) -> Result<T, E> {
-    match range.contains(&value) {
-        true => Ok(value),
-        false => Err(E::custom(format!("--{option}: {value} is out of range"))),
-    }
 }

@@ -11,7 +11,7 @@ use hikkoshi_linux::connect_unix;
 use serde_json::{Value, json};
 
 use crate::args::{DEFAULT_WAIT, Invite};
-use crate::commands::daemon::request::{self, Destination, Question, RefusalKind, Reply, Request};
+use crate::commands::daemon::request::{self, Question, RefusalKind, Reply, Request};
 use crate::journal::absolute;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
         Some(name) => Question::Withdraw(name.clone()),
         // The command line requires one.
         None => Question::Invite(
-            request(args, DEFAULT_WAIT)
+            Request::from_options(args, DEFAULT_WAIT)
                 .ok_or_else(|| failed("--template, --connect or --qmp is missing"))?,
         ),
     };
@@ -112,23 +112,6 @@ fn not_written(path: &Path, error: &io::Error) -> Exit {
     let error = Report::new(error);
     let what = format!("writing the result to {}: {error}", path.display());
     Exit::new(ExitStatus::Usage, Reason::System, what)
-}
-
-/// What is asked for; `None`: nothing that receives a guest. The invitation is valid for `wait`,
-/// unless an option says otherwise.
-pub(crate) fn request(args: &Invite, wait: Duration) -> Option<Request> {
-    let destination = match (&args.template, &args.connect, &args.qmp) {
-        (Some(template), ..) => Destination::Template(absolute(template)),
-        (None, Some(uri), _) => Destination::Connect(uri.clone()),
-        (None, None, Some(qmp)) => Destination::Qmp(absolute(qmp)),
-        (None, None, None) => return None,
-    };
-    Some(Request {
-        name: args.name.clone(),
-        destination,
-        wait_seconds: args.wait_for.unwrap_or(wait).as_secs(),
-        options: args.options.clone(),
-    })
 }
 
 fn failed(why: &str) -> Exit {

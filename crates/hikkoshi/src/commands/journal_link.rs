@@ -86,7 +86,7 @@ fn replace(link: &Path, journal: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{DestinationEntry, SourceEntry};
+    use crate::journal::{DestinationEntry, SourceEntry, decode};
     use hikkoshi_handover::{DestinationStage, SourceStage};
     use hikkoshi_qemu::QemuIdentity;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -101,7 +101,7 @@ mod tests {
     /// A journal in `folder`, at this stage, as if this process were its QEMU.
     fn journal(folder: &Path, number: u32, qemu: Qemu, stage: SourceStage) -> JournalFile {
         let kept = include_bytes!("../../tests/journals/source-certified.json");
-        let mut entry = SourceEntry::decode(kept).unwrap();
+        let mut entry = decode::<SourceEntry>(kept).unwrap();
         entry.engine.stage = stage;
         of_qemu(&mut entry.qemu.identity, &qemu);
         let file = JournalFile::lock(&folder.join(format!("source-{number}-1.json"))).unwrap();
@@ -133,7 +133,7 @@ mod tests {
         let link = folder.path().join("link");
         let lead = |file: &JournalFile| make::<DestinationEntry>(&link, file);
         let kept = include_bytes!("../../tests/journals/destination-inviting.json");
-        let mut entry = DestinationEntry::decode(kept).unwrap();
+        let mut entry = decode::<DestinationEntry>(kept).unwrap();
         let file = |number: u32| {
             let name = format!("destination-{number}-1.json");
             JournalFile::lock(&folder.path().join(name)).unwrap()

@@ -6,7 +6,7 @@ use crate::args::{Receive, Receiver};
 use crate::commands::resume_command::before_search;
 use crate::commands::{daemon, receive, session, signals};
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::streams;
+use crate::output::line_format;
 
 pub(crate) fn run(args: &Receiver) -> Result<ExitStatus, Exit> {
     let cancel = prepare(args).map_err(before_search(&args.recovery))?;
@@ -14,7 +14,7 @@ pub(crate) fn run(args: &Receiver) -> Result<ExitStatus, Exit> {
 }
 
 fn prepare(args: &Receiver) -> Result<CancelFlag, Exit> {
-    streams::name_messages(&args.name);
+    line_format::name_messages(&args.name);
     signals::note_withdrawal()?;
     if let Some(limit) = args.open_files {
         daemon::restore_open_files(limit)?;

@@ -9,7 +9,6 @@ use hikkoshi_qemu::{DestinationReattachInfo, QemuIdentity, SourceReattachInfo};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::record::{self, RecordError};
 use crate::args::{MigrateOptions, ReceiveOptions};
 
 /// A source's journal.
@@ -68,20 +67,6 @@ pub(crate) trait Entry: fmt::Debug + Send + Serialize + DeserializeOwned {
     fn is_given_up(&self) -> bool;
     /// What the engine keeps in it.
     fn engine_mut(&mut self) -> &mut Self::EngineRecord;
-    /// The stored form.
-    ///
-    /// # Errors
-    /// See [`RecordError`].
-    fn encode(&self) -> Result<Vec<u8>, RecordError> {
-        record::encode(self)
-    }
-    /// Reads a stored form.
-    ///
-    /// # Errors
-    /// See [`RecordError`].
-    fn decode(text: &[u8]) -> Result<Self, RecordError> {
-        record::decode(text)
-    }
 }
 
 /// An address as text.

@@ -13,6 +13,7 @@ use super::entry::{DestinationEntry, Entry};
 use super::lock::{JournalLock, LockHolder};
 use super::paths::absolute;
 use super::permissions;
+use super::record;
 
 /// More than any journal needs: it has a few hundred bytes for each RAM block.
 const MAX_BYTES: u64 = 16 << 20;
@@ -156,9 +157,8 @@ impl JournalFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(suggest_folder(&about(&self.path, &error))),
         };
-        let text = entry
-            .encode()
-            .map_err(|error| about(&self.path, &io::Error::other(error)))?;
+        let text =
+            record::encode(entry).map_err(|error| about(&self.path, &io::Error::other(error)))?;
         self.replace(&text).map_err(|error| {
             // The new content may be in place, and lost by a crash of the host.
             if let Err(again) = self.restore(before.as_deref()) {
@@ -244,7 +244,7 @@ pub(super) fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => Err(error),
     };
-    text.and_then(|text| E::decode(&text).map_err(io::Error::other))
+    text.and_then(|text| record::decode::<E>(&text).map_err(io::Error::other))
         .map(Some)
         .map_err(|error| about(path, &error))
 }

@@ -22,3 +22,5 @@ pub(crate) use folder::{find, is_hidden, search, unreadable};
 pub(crate) use lock::{LockHolder, is_held};
 pub(crate) use offline::OfflineJournal;
 pub(crate) use paths::{absolute, absolute_address};
+#[cfg(test)]
+pub(crate) use record::decode;

@@ -12,7 +12,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::streams;
+use crate::output::{line_format, streams};
 
 /// The environment variable.
 const VARIABLE: &str = "HIKKOSHI_LOG";
@@ -91,7 +91,7 @@ impl<S: Subscriber> Layer<S> for Lines {
 
 fn write(level: &Level, target: &str, message: &str, fields: Map<String, Value>) {
     let level = level.as_str().to_ascii_lowercase();
-    if streams::is_json() {
+    if line_format::is_json() {
         let log = serde_json::json!({
             "level": level,
             "target": target,

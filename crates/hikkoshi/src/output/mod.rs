@@ -5,6 +5,7 @@ pub(crate) mod colours;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
 pub(crate) mod exit;
+pub(crate) mod line_format;
 pub(crate) mod log;
 pub(crate) mod migrations;
 pub(crate) mod progress;

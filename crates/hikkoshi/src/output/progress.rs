@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::args::ProgressFormat;
 use crate::output::progress_line::ProgressLine;
 use crate::output::stderr::{self, ProgressItem};
-use crate::output::streams;
+use crate::output::{line_format, streams};
 
 /// How often a line is written where there is no terminal, in milliseconds.
 const LINE_EVERY_MS: u64 = 2000;
@@ -59,7 +59,7 @@ impl Display {
                     || matches!(state.phase, Phase::Disks | Phase::Precopy);
                 if counts && every.is_due(state) {
                     // The messages of a daemon's receiver have the name already.
-                    let guest = if streams::has_name() { "" } else { guest };
+                    let guest = if line_format::has_name() { "" } else { guest };
                     streams::progress_text(&ProgressLine::new(guest, state).in_full());
                 }
             }

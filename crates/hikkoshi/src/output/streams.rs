@@ -1,70 +1,24 @@
 //! Writes to standard error and standard output.
 //!
-//! Standard error has one format, chosen once for the process: lines of text that begin with
-//! `hikkoshi: `, or one JSON object a line (`docs/json.md`).
-//!
-//! Standard error never makes a thread wait ([`stderr`]): a terminal that is stopped must not cost
+//! Standard error has one format ([`line_format`](super::line_format)). It never makes a thread wait ([`stderr`]): a terminal that is stopped must not cost
 //! a guest. Nor must one that was closed, so write errors are ignored here (`println!` and
 //! `eprintln!` panic). Standard output has the result, which a thread of the engine never writes.
 //!
-//! Output contains text from other sources: a peer, QEMU, names of files and processes. All of it
-//! is sanitised here, so that no escape sequence reaches a terminal and no line in a log is forged.
+//! What is written to standard output is sanitised here, as lines of standard error are there.
 
 use std::io::Write;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_wire::text;
 use serde::Serialize;
 
 use crate::output::colours::{self, Colour};
 use crate::output::exit::{End, Exit};
+use crate::output::line_format::{is_json, notice_line, object_line, text_line};
 use crate::output::stderr::{self, ProgressItem};
-
-/// Whether standard error is JSON. It is set once, before other threads exist.
-static JSON: AtomicBool = AtomicBool::new(false);
-
-/// The guest that the messages of this process are about.
-static NAME: OnceLock<String> = OnceLock::new();
-
-/// Puts the name of a guest before each message: a log has those of several processes.
-pub(crate) fn name_messages(name: &str) {
-    // It is set once.
-    let _ = NAME.set(name.to_owned());
-}
-
-/// Whether messages have the name of a guest before them.
-pub(crate) fn has_name() -> bool {
-    NAME.get().is_some()
-}
-
-/// Makes standard error one JSON object a line.
-pub(crate) fn use_json() {
-    JSON.store(true, Ordering::Relaxed);
-}
-
-/// Whether standard error is one JSON object a line.
-pub(crate) fn is_json() -> bool {
-    JSON.load(Ordering::Relaxed)
-}
 
 /// Reports something to the user.
 pub(crate) fn notice(text: &str) {
     stderr::line(notice_line(text));
-}
-
-/// A line about lines that were dropped.
-pub(crate) fn dropped(lines: u64) -> String {
-    notice_line(&format!(
-        "{lines} messages were not written here: standard error was not read in time"
-    ))
-}
-
-fn notice_line(text: &str) -> String {
-    match is_json() {
-        true => object_line("notice", &text),
-        false => text_line(text),
-    }
 }
 
 /// Reports how the run ended, as JSON. Nothing is written after it.
@@ -114,19 +68,6 @@ pub(crate) fn progress_object(state: &impl Serialize) {
 /// Writes a line about progress to standard error, in place of one that was not written yet.
 pub(crate) fn progress_text(text: &str) {
     stderr::progress(ProgressItem::Line(text_line(text)));
-}
-
-/// `{"NAME":VALUE}`.
-fn object_line(name: &str, value: &impl Serialize) -> String {
-    text::one_line(&serde_json::json!({ name: value }).to_string()).into_owned()
-}
-
-fn text_line(line: &str) -> String {
-    let line = match NAME.get() {
-        Some(name) => format!("{name}: hikkoshi: {line}"),
-        None => format!("hikkoshi: {line}"),
-    };
-    text::one_line(&line).into_owned()
 }
 
 /// Lines for standard output: one, or several that end with a line end.

@@ -14,10 +14,12 @@ mod publisher;
 mod rates;
 mod renewal;
 mod report_file;
+mod run_info;
 mod sampler;
 mod stored_file;
 mod time_left;
 
 pub(crate) use control::Shown as ShownChange;
-pub(crate) use publisher::{RunInfo, RunPublisher};
+pub(crate) use publisher::RunPublisher;
 pub(crate) use report_file::write_report;
+pub(crate) use run_info::RunInfo;

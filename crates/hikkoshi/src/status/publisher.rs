@@ -1,6 +1,6 @@
 //! One run of `migrate` or `receive`, as it is shown and recorded.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use error_reporter::Report;
-use hikkoshi_account::{Limits, Side, Statistics};
+use hikkoshi_account::Statistics;
 use hikkoshi_control::{ControlFolder, ControlServer};
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
@@ -19,6 +19,7 @@ use hikkoshi_status::{End, Migration, Record, Recorder, Recording, StatusFolder,
 use super::control;
 use super::renewal::Renewal;
 use super::report_file::write_report_of;
+use super::run_info::RunInfo;
 use super::sampler::{Sampler, migration};
 use super::stored_file::StoredFile;
 use crate::args::OutputOptions;
@@ -32,21 +33,6 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 /// Notices that wait to be recorded. More are not recorded, but counted.
 const NOTICES: usize = 256;
-
-/// What the command line says of a run.
-#[derive(Debug, Clone)]
-pub(crate) struct RunInfo {
-    /// The side.
-    pub(crate) side: Side,
-    /// The guest's name, for people.
-    pub(crate) guest: String,
-    /// The path of its QMP socket, if there is one.
-    pub(crate) qmp: Option<PathBuf>,
-    /// The limits at the beginning: at the source.
-    pub(crate) limits: Limits,
-    /// What the guest writes, if that was measured before (`--mode auto`).
-    pub(crate) working_set: Option<WorkingSet>,
-}
 
 /// Shows, records and serves the migration of one run. Created before the engine, and ended with
 /// the result of the run.

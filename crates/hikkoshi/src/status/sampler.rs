@@ -12,8 +12,8 @@ use hikkoshi_status::{self as status, Block, Memory, Migration};
 
 use super::cells::Cells;
 use super::converges::converges;
-use super::publisher::RunInfo;
 use super::rates::Rate;
+use super::run_info::RunInfo;
 use super::time_left::{Plan, Speed, Writes, time_left};
 
 /// Takes one state after another.

@@ -12,7 +12,6 @@ use hikkoshi_link::{Address, PeerCertificate};
 
 use super::request::{Destination, Request};
 use crate::args::{self, Command, Words, parse_guest_name};
-use crate::commands::invite;
 use crate::commands::operator_file;
 
 /// What stands for every certificate, and at the end of a guest's name for every end.
@@ -129,7 +128,7 @@ impl Rule {
             Ok(_) => return Err("these are not options of 'hikkoshi invite'".to_owned()),
             Err(error) => return Err(said(&error)),
         };
-        let request = invite::request(&invite, WAIT);
+        let request = Request::from_options(&invite, WAIT);
         let mut request = request.ok_or("--template, --connect or --qmp is missing")?;
         // The source describes the domain, its name included.
         if let Destination::Connect(_) = request.destination {

@@ -22,10 +22,11 @@ use hikkoshi_link::tls::Invitation;
 use hikkoshi_linux::Process;
 use rustix::process::Signal;
 
+use super::guest_journals::GuestJournal;
 use super::open_files::OpenFiles;
 use super::receivers::Receivers;
 use super::request::{Refusal, RefusalKind, Request};
-use super::resumption::{GuestJournal, Pauses};
+use super::resumption_pauses::ResumptionPauses;
 use crate::commands::guest_state;
 use crate::commands::own_executable;
 use crate::commands::receive_answer::Answer;
@@ -62,7 +63,7 @@ pub(super) struct State {
     /// The guests whose receiver is a child of this process.
     pub(super) running: HashMap<String, Running>,
     /// When the migration of a journal is resumed again.
-    pub(super) pauses: Pauses,
+    pub(super) pauses: ResumptionPauses,
     /// Names that were made.
     made: u32,
     /// The guests whose machines could not be ended, which was reported.

@@ -8,7 +8,7 @@ use error_reporter::Report;
 use hikkoshi_linux::is_served;
 
 use super::children::Children;
-use super::resumption::Journals;
+use super::guest_journals::Journals;
 use crate::machines;
 use crate::machines::{LeftQemu, WaitingMark};
 use crate::output::streams;

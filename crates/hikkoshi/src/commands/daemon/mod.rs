@@ -18,12 +18,14 @@ mod certified;
 mod children;
 mod control;
 mod delivery;
+mod guest_journals;
 mod leftovers;
 mod open_files;
 mod places;
 mod receivers;
 pub(crate) mod request;
 mod resumption;
+mod resumption_pauses;
 mod withdrawal;
 
 use std::net::TcpListener;

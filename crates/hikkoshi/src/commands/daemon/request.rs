@@ -5,11 +5,15 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_link::Address;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::args::Invite;
+use crate::journal::absolute;
 
 /// The longest line, in bytes.
 const MAX_LINE: u64 = 64 << 10;
@@ -54,6 +58,23 @@ pub(crate) enum Destination {
 }
 
 impl Request {
+    /// What these options ask for; `None`: nothing that receives a guest. The invitation is valid
+    /// for `wait`, unless an option says otherwise.
+    pub(crate) fn from_options(options: &Invite, wait: Duration) -> Option<Self> {
+        let destination = match (&options.template, &options.connect, &options.qmp) {
+            (Some(template), ..) => Destination::Template(absolute(template)),
+            (None, Some(uri), _) => Destination::Connect(uri.clone()),
+            (None, None, Some(qmp)) => Destination::Qmp(absolute(qmp)),
+            (None, None, None) => return None,
+        };
+        Some(Self {
+            name: options.name.clone(),
+            destination,
+            wait_seconds: options.wait_for.unwrap_or(wait).as_secs(),
+            options: options.options.clone(),
+        })
+    }
+
     /// What the `receiver` for it is given, besides what each is given.
     pub(super) fn receiver_arguments(
         &self,

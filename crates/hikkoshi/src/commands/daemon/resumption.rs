@@ -1,133 +1,21 @@
 //! Resumes migrations whose receiver has ended: of this daemon, or of one before.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use error_reporter::Report;
-use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::Address;
-use hikkoshi_link::tls::{DestinationCredentials, Route};
+use hikkoshi_link::tls::DestinationCredentials;
 
 use super::children::Children;
+use super::guest_journals::{GuestJournal, Journals};
 use crate::journal::{self, DestinationEntry, JournalFile};
 use crate::output::streams;
-
-/// The time before a migration is resumed again; it doubles each time, up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
-
-/// The journal of a guest that a daemon has received, or receives.
-#[derive(Debug)]
-pub(super) struct GuestJournal {
-    pub(super) guest: String,
-    pub(super) path: PathBuf,
-    pub(super) stage: DestinationStage,
-    /// How its source reaches it.
-    route: Option<Route>,
-}
-
-#[cfg(test)]
-impl GuestJournal {
-    pub(super) fn without_route(guest: &str, path: &Path, stage: DestinationStage) -> Self {
-        Self {
-            guest: guest.to_owned(),
-            path: path.to_owned(),
-            stage,
-            route: None,
-        }
-    }
-}
-
-/// The journals in the run folder.
-#[derive(Debug)]
-pub(super) struct Journals {
-    known: Vec<GuestJournal>,
-    /// When others were written last, which cannot be read.
-    unreadable: Vec<SystemTime>,
-}
-
-impl Journals {
-    /// Whether a journal that cannot be read may be that of a guest to whose receiver this file
-    /// leads, and which has no other one: a guest has its file before it has a journal.
-    pub(super) fn may_have_one(&self, file: &Path) -> bool {
-        // What is not known may be true.
-        let made = fs::symlink_metadata(file).and_then(|file| file.modified());
-        let is_older = |written: &SystemTime| made.as_ref().map_or(true, |made| made <= written);
-        self.unreadable.iter().any(is_older)
-    }
-
-    /// The journal of this guest.
-    pub(super) fn journal_of(&self, guest: &str) -> Option<&GuestJournal> {
-        self.known.iter().find(|journal| journal.guest == guest)
-    }
-
-    /// The guests that have one.
-    pub(super) fn guests(&self) -> impl Iterator<Item = &str> {
-        self.known.iter().map(|journal| journal.guest.as_str())
-    }
-}
-
-/// When migrations are resumed again, by their journals: another guest may get the same name.
-#[derive(Debug, Default)]
-pub(super) struct Pauses(HashMap<PathBuf, Pause>);
-
-#[derive(Debug, Clone, Copy)]
-struct Pause {
-    /// `None`: never; an operator decides.
-    until: Option<Instant>,
-    next: Duration,
-}
-
-impl Pauses {
-    /// Whether the pause since the last attempt is over at `now`. Then the next one begins.
-    fn is_over(&mut self, journal: &Path, now: Instant) -> bool {
-        let pause = self.0.get(journal).copied();
-        if pause.is_some_and(|pause| pause.until.is_none_or(|until| now < until)) {
-            return false;
-        }
-        let length = pause.map_or(FIRST_PAUSE, |pause| pause.next);
-        let pause = Pause {
-            until: Some(now + length),
-            next: (2 * length).min(MAX_PAUSE),
-        };
-        self.0.insert(journal.to_owned(), pause);
-        true
-    }
-
-    /// Another process has resumed it: if that ends, too, the next attempt follows at once.
-    fn forget(&mut self, journal: &Path) {
-        if !self.is_stopped(journal) {
-            self.0.remove(journal);
-        }
-    }
-
-    /// Whether an operator decides.
-    pub(super) fn is_stopped(&self, journal: &Path) -> bool {
-        let pause = self.0.get(journal);
-        pause.is_some_and(|pause| pause.until.is_none())
-    }
-
-    /// The migration is not resumed any more.
-    fn stop(&mut self, journal: &Path) {
-        let pause = Pause {
-            until: None,
-            next: MAX_PAUSE,
-        };
-        self.0.insert(journal.to_owned(), pause);
-    }
-
-    /// Forgets journals that are not there any more.
-    fn retain(&mut self, journals: &Journals) {
-        let known = |path: &PathBuf| journals.known.iter().any(|journal| journal.path == *path);
-        self.0.retain(|path, _| known(path));
-    }
-}
 
 /// When the file was written last. If that is not known, it may be of any guest.
 fn written(path: &Path) -> SystemTime {
@@ -282,7 +170,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
     use std::os::unix::process::ExitStatusExt;
+    use std::path::PathBuf;
     use std::process::Command;
+    use std::time::Duration;
 
     #[test]
     fn a_receiver_that_has_failed_is_resumed() {
@@ -295,31 +185,6 @@ mod tests {
         }
         let killed = Some(ExitStatus::from_raw(9));
         assert!(!is_final(killed) && !is_final(None));
-    }
-
-    #[test]
-    fn a_pause_grows_and_belongs_to_a_journal() {
-        let mut pauses = Pauses::default();
-        let [one, other] = [Path::new("/one"), Path::new("/other")];
-        let begun = Instant::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        assert!(pauses.is_over(one, at(0)) && !pauses.is_over(one, at(0)));
-        assert!(pauses.is_over(other, at(0)));
-        assert!(pauses.is_over(one, at(1)) && !pauses.is_over(one, at(2)));
-        assert!(pauses.is_over(one, at(3)));
-        let mut now = 3;
-        for _ in 0..10 {
-            now += 60;
-            assert!(pauses.is_over(one, at(now)));
-        }
-        assert!(!pauses.is_over(one, at(now + 59)) && pauses.is_over(one, at(now + 60)));
-        pauses.stop(one);
-        assert!(!pauses.is_over(one, at(now + 1_000_000)));
-        assert!(pauses.is_over(other, at(1)));
-        pauses.retain(&journals(&["/one"]));
-        assert!(!pauses.is_over(one, at(now + 1_000_000)));
-        pauses.retain(&journals(&[]));
-        assert!(pauses.is_over(one, at(now)));
     }
 
     #[test]
@@ -343,11 +208,11 @@ mod tests {
         }
         assert!(!is_due(0));
         // Its lock is held here.
-        children.resume_orphans(&journals(&[path]));
+        children.resume_orphans(&Journals::at(&[path]));
         assert!(is_due(0));
         // An operator has to decide; that a process looks at it changes nothing.
         children.state().pauses.stop(file.path());
-        children.resume_orphans(&journals(&[path]));
+        children.resume_orphans(&Journals::at(&[path]));
         assert!(!is_due(1_000_000));
     }
 
@@ -361,7 +226,7 @@ mod tests {
         let advertised = Address::Unix(run.join("front"));
         let children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
         let path = run.join("destination-1-1.json");
-        children.resume_orphans(&journals(&[path.to_str().unwrap()]));
+        children.resume_orphans(&Journals::at(&[path.to_str().unwrap()]));
         assert!(!children.state().running.contains_key("guest"));
         let now = Instant::now();
         assert!(children.state().pauses.is_over(&path, now), "no attempt");
@@ -381,7 +246,7 @@ mod tests {
         let advertised = Address::Unix(run.join("front"));
         let mut children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
         children.program = sleeper(run);
-        children.resume_orphans(&journals(&[path.to_str().unwrap()]));
+        children.resume_orphans(&Journals::at(&[path.to_str().unwrap()]));
         // This process has closed its own.
         assert!(journal::is_held(&path).unwrap());
         assert!(JournalFile::try_lock(&path).unwrap().is_none());
@@ -411,15 +276,5 @@ mod tests {
         let written = Command::new("sh").args(["-c", write]).arg(&path).status();
         assert!(written.unwrap().success());
         path
-    }
-
-    fn journals(paths: &[&str]) -> Journals {
-        let journal = |path: &&str| {
-            GuestJournal::without_route("guest", Path::new(path), DestinationStage::Ready)
-        };
-        Journals {
-            known: paths.iter().map(journal).collect(),
-            unreadable: Vec::new(),
-        }
     }
 }

@@ -13,7 +13,7 @@ use super::messages::{MAX_MESSAGE, OVER, READY};
 use hikkoshi_qemu::HOLD;
 
 use crate::commands::own_executable;
-use crate::output::streams;
+use crate::output::line_format;
 
 /// How long the guard may take to answer and to end. It does nothing else, so that this only
 /// matters on a host without a free processor. The guest may be stopped meanwhile, and runs
@@ -47,7 +47,7 @@ impl GuardProcess {
             command.arg(HOLD);
             command.arg(format!("/proc/{}/fd/{file}", std::process::id()));
         }
-        if streams::is_json() {
+        if line_format::is_json() {
             command.arg("--json");
         }
         Self::spawn(&mut command, TIMEOUT)

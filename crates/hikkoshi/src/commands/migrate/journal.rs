@@ -142,7 +142,7 @@ impl Journal<SourceRecord> for SourceJournal {
 mod tests {
     use super::*;
     use crate::args::NamedGuest;
-    use crate::journal::{DestinationEntry, Entry, find, is_held};
+    use crate::journal::{DestinationEntry, decode, find, is_held};
     use hikkoshi_engine::Mode;
     use hikkoshi_handover::History;
     use hikkoshi_link::Address;
@@ -154,7 +154,7 @@ mod tests {
     /// A kept journal, for a QEMU with that number and socket.
     fn reattach_info(pid: u32, qmp: &str) -> SourceReattachInfo {
         let kept = include_bytes!("../../../tests/journals/source-certified.json");
-        let kept = SourceEntry::decode(kept).unwrap().qemu;
+        let kept = decode::<SourceEntry>(kept).unwrap().qemu;
         SourceReattachInfo {
             identity: QemuIdentity {
                 pid,

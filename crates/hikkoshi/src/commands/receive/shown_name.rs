@@ -68,7 +68,7 @@ pub(super) fn of_resumed(args: &Receive, run: &Path, qemu: &QemuIdentity) -> Str
 mod tests {
     use super::*;
     use crate::args::{Args, Command};
-    use crate::journal::{DestinationEntry, Entry};
+    use crate::journal::{DestinationEntry, decode};
     use clap::Parser;
 
     fn receive(words: &str) -> Receive {
@@ -98,7 +98,7 @@ mod tests {
 
     fn qemu(monitor: MonitorAddress, name: Option<&str>) -> QemuIdentity {
         let kept = include_bytes!("../../../tests/journals/destination-full.json");
-        let kept = DestinationEntry::decode(kept).unwrap().qemu.identity;
+        let kept = decode::<DestinationEntry>(kept).unwrap().qemu.identity;
         QemuIdentity {
             monitor,
             name: name.map(str::to_owned),

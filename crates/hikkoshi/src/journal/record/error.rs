@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use super::readable;
-
 /// A journal could not be converted from or to its stored form.
 #[derive(Debug, Error)]
 pub(crate) enum RecordError {
@@ -18,13 +16,14 @@ pub(crate) enum RecordError {
     NotAJournal,
     /// It has a version that this program does not know.
     #[error(
-        "the journal has version {found}, and this hikkoshi reads version {}: resume the migration \
-         with the hikkoshi that began it",
-        readable()
+        "the journal has version {found}, and this hikkoshi reads version {readable}: resume the migration \
+         with the hikkoshi that began it"
     )]
     Version {
         /// Its version.
         found: u32,
+        /// The versions that are read.
+        readable: String,
     },
     /// It belongs to the other side.
     #[error("this is the journal of a {found}; 'hikkoshi {command} --resume' reads it")]

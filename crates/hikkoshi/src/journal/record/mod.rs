@@ -61,12 +61,17 @@ pub(super) fn encode<E: Entry>(entry: &E) -> Result<Vec<u8>, RecordError> {
 ///
 /// # Errors
 /// See [`RecordError`].
-pub(super) fn decode<E: Entry>(text: &[u8]) -> Result<E, RecordError> {
+pub(crate) fn decode<E: Entry>(text: &[u8]) -> Result<E, RecordError> {
     let mut file: Map<String, Value> = serde_json::from_slice(text)?;
     let mut take = |member| file.remove(member).unwrap_or_default();
     match serde_json::from_value(take("version"))? {
         Some(VERSION) => {}
-        Some(found) => return Err(RecordError::Version { found }),
+        Some(found) => {
+            return Err(RecordError::Version {
+                found,
+                readable: readable(),
+            });
+        }
         None => return Err(RecordError::NotAJournal),
     }
     let (found, command) = match serde_json::from_value(take("side"))? {

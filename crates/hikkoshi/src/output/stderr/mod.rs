@@ -22,7 +22,7 @@ use queue::Queue;
 pub(crate) use queue::{ProgressBar, ProgressItem};
 use writer::{Writer, write_all};
 
-use crate::output::streams;
+use crate::output::line_format::notice_line;
 
 /// How long the end of the program waits until everything is written. Longer than a busy host
 /// needs, and no more: the program that waits for the exit status may be the one that does not
@@ -55,11 +55,11 @@ pub(crate) fn start() -> WriterThread {
         Ok(_) => {
             let _ = QUEUE.set(queue);
         }
-        Err(error) => streams::notice(&format!(
+        Err(error) => line(notice_line(&format!(
             "starting the thread that writes to standard error: {}; a terminal that is stopped \
              will stop this program",
             Report::new(&error)
-        )),
+        ))),
     }
     WriterThread(())
 }

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::queue::{Item, ProgressBar, ProgressItem};
 use crate::output::colours::{self, Colour};
-use crate::output::streams;
+use crate::output::line_format;
 
 /// To the beginning of the line, and erase from there to the end of the screen (ED).
 const ERASE: &str = "\r\x1b[J";
@@ -53,7 +53,7 @@ impl<W: Write + AsFd> Writer<W> {
         for item in items {
             match item {
                 Item::Line(line) | Item::Progress(ProgressItem::Line(line)) => self.line(&line),
-                Item::Dropped(lines) => self.line(&streams::dropped(lines)),
+                Item::Dropped(lines) => self.line(&line_format::dropped_lines(lines)),
                 Item::Progress(ProgressItem::Bar(bar)) => self.bar = Some(bar),
                 Item::Progress(ProgressItem::NoBar) => self.bar = None,
             }

@@ -14,15 +14,13 @@ use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 
 use self::session::{NotStarted, SshSession};
-use super::Destination;
+use super::start::{self, Destination, UNCHANGED};
 use crate::args::Migrate;
 use crate::commands::receive_answer::Answer;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::security;
 use crate::status::RunPublisher;
-
-const UNCHANGED: &str = super::UNCHANGED;
 
 /// Starts `receive` on `host`, and a migration to it.
 pub(super) fn start(
@@ -39,7 +37,7 @@ pub(super) fn start(
             let Ok(invitation) = text.parse();
             security::invited(&invitation)
                 .map(Destination::Receiver)
-                .and_then(|to| super::start(args, &to, cancel, publisher))
+                .and_then(|to| start::start(args, &to, cancel, publisher))
         }
         Answer::Listening | Answer::Busy => {
             let what = format!("'hikkoshi receive' on {host} sent no invitation");
