@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use error_reporter::Report;
-use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{
     CancelFlag, DestinationGuest, DestinationHost, GuestError, OfferedGuest, receive_at,
 };
@@ -16,11 +15,12 @@ use hikkoshi_wire::text::one_line;
 use thiserror::Error;
 
 use super::journal::DestinationJournal;
-use super::run::{self, Announcement, DestinationRun};
-use super::{outcome, unfinished};
+use super::outcome::{self, DestinationLeft};
+use super::run::{self, Announcement, GuestJournals, ListeningDestination};
+use super::unfinished;
 use crate::args::Receive;
+use crate::commands::monitor;
 use crate::commands::operator_file;
-use crate::commands::{journal_link, monitor};
 use crate::journal::{DestinationEntry, JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -83,48 +83,37 @@ pub(super) fn start(
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
-    let run = DestinationRun::new(args, publisher, acceptor)?;
+    let listening = ListeningDestination::for_new(args, publisher, acceptor)?;
     let journal = Arc::new(LaterJournal::default());
     let mut host = DomainHost {
         options,
         only_domain: args.guest.domain.only_domain.clone(),
         overcommit: args.guest.overcommit(),
         folder: folder.clone(),
-        journal_link: args.recovery.journal_link.clone(),
         waiting_lock: Some(waiting_lock),
         cancel: cancel.clone(),
         journal: Arc::clone(&journal),
-        run: &run,
+        journals: listening.journals(),
         guest: None,
         publisher,
     };
-    let kept = Arc::<LaterJournal>::clone(&journal);
-    let result = run.receive(
-        cancel,
-        kept,
-        Announcement::New,
-        |listener, options, watch| receive_at(&mut host, listener, options, watch),
-    )?;
-    if let Err(error) = &result
-        && matches!(error.cause, DestinationFailure::NoSource(_))
-    {
-        let exit = Exit::caused(ExitStatus::AtSource, Reason::from(&error.cause), error);
+    let announced = listening
+        .with_journal(journal)
+        .announce(Announcement::New)?;
+    let ended = announced.receive(cancel, |listener, options, control| {
+        receive_at(&mut host, listener, options, control)
+    });
+    if let Some(exit) = ended.no_source() {
         return Err(exit.with("nothing was changed"));
     }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
-    if let (Err(error), Some(guest)) = (&result, &host.guest)
+    if let (Err(error), Some(guest)) = (&ended.result, &host.guest)
         && outcome::is_gone(error, has_ended)
     {
         monitor::discard_received(&guest.reattach_info().get().identity.monitor, &folder);
     }
-    let path = journal.path().unwrap_or(folder);
-    outcome::report(
-        publisher,
-        result,
-        &path,
-        has_ended,
-        outcome::DestinationLeft::Domain,
-    )
+    let path = ended.journal().path().unwrap_or(folder);
+    ended.report(&path, has_ended, DestinationLeft::Domain)
 }
 
 fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
@@ -162,12 +151,11 @@ struct DomainHost<'a> {
     overcommit: Overcommit,
     /// Where journals are, and the pipes of domains.
     folder: PathBuf,
-    journal_link: Option<PathBuf>,
     /// Held as long as there is no guest, whose journal has a lock.
     waiting_lock: Option<JournalFile>,
     cancel: CancelFlag,
     journal: Arc<LaterJournal>,
-    run: &'a DestinationRun<'a>,
+    journals: GuestJournals,
     guest: Option<QemuDestination>,
     publisher: &'a RunPublisher,
 }
@@ -205,12 +193,11 @@ impl DestinationHost for DomainHost<'_> {
         let identity = attached.reattach_info().get().identity;
         let file = JournalFile::for_qemu::<DestinationEntry>(&self.folder, &identity)
             .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
-        if let Some(link) = &self.journal_link {
-            journal_link::make::<DestinationEntry>(link, &file)
-                .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
-        }
         // libvirt owns the machine: it has no mark.
-        let journal = self.run.journal(file, attached.reattach_info(), None);
+        let journal = self
+            .journals
+            .create_linked(file, attached.reattach_info(), None)
+            .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
         self.journal.begin(journal);
         self.waiting_lock = None;
         Ok(self.guest.insert(attached))

@@ -10,39 +10,39 @@ use hikkoshi_link::tls::TlsServer;
 use hikkoshi_qemu::SharedReattachInfo;
 
 use crate::args::ReceiveOptions;
-use crate::journal::{DestinationEntry, JournalFile, absolute_address};
+use crate::journal::{DestinationEntry, JournalFile};
 use crate::machines::WaitingMark;
+
+/// What all journals of a destination say of how it listens.
+#[derive(Debug, Clone)]
+pub(super) struct ListeningTerms {
+    pub address: Address,
+    pub plaintext: bool,
+    pub options: ReceiveOptions,
+    pub tls: Option<TlsServer>,
+}
 
 /// Writes the journal when the engine reports a change.
 #[derive(Debug)]
 pub(super) struct DestinationJournal {
     file: JournalFile,
-    address: Address,
-    plaintext: bool,
-    options: ReceiveOptions,
-    tls: Option<TlsServer>,
+    terms: ListeningTerms,
     qemu: SharedReattachInfo,
     mark: Option<Arc<WaitingMark>>,
 }
 
 impl DestinationJournal {
-    /// For a destination that listens on `address`. `mark` is that of a machine that was started
+    /// For a destination that listens on these terms. `mark` is that of a machine that was started
     /// for the guest.
     pub(super) fn new(
         file: JournalFile,
-        address: &Address,
-        plaintext: bool,
-        options: ReceiveOptions,
-        tls: Option<TlsServer>,
+        terms: ListeningTerms,
         qemu: SharedReattachInfo,
         mark: Option<Arc<WaitingMark>>,
     ) -> Self {
         Self {
             file,
-            address: absolute_address(address),
-            plaintext,
-            options,
-            tls,
+            terms,
             qemu,
             mark,
         }
@@ -77,12 +77,13 @@ impl Journal<DestinationRecord> for DestinationJournal {
 impl DestinationJournal {
     fn write(&self, record: &DestinationRecord) -> io::Result<()> {
         // Read each time: they name the source once one has connected.
-        let tls = self.tls.as_ref();
+        let terms = self.terms.clone();
+        let tls = terms.tls.as_ref();
         let security = tls.map(TlsServer::credentials).transpose();
         self.file.write(&DestinationEntry {
-            address: self.address.clone(),
-            plaintext: self.plaintext,
-            options: self.options.clone(),
+            address: terms.address,
+            plaintext: terms.plaintext,
+            options: terms.options,
             security: security.map_err(io::Error::other)?,
             engine: record.clone(),
             qemu: self.qemu.get(),

@@ -1,5 +1,6 @@
 //! `hikkoshi receive`: the destination of a migration.
 
+mod attach;
 mod domain;
 mod journal;
 mod outcome;
@@ -9,28 +10,21 @@ pub(crate) mod shown_name;
 mod template;
 mod unfinished;
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use error_reporter::Report;
 use hikkoshi_account::{Limits, Side};
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{CancelFlag, receive};
 use hikkoshi_handover::Outcome;
-use hikkoshi_qemu::qmp::wait_until_started;
-use hikkoshi_qemu::{AttachError, QemuDestination, QemuIdentity, Refusal};
 
-use self::journal::DestinationJournal;
+use self::attach::HeldQemu;
 use self::outcome::DestinationLeft;
-use self::run::{Announcement, DestinationRun};
+use self::run::Announcement;
 use self::template::TemplateQemu;
-use crate::args::{DomainOptions, Receive};
-use crate::commands::find_journal::may_exist;
-use crate::commands::monitor;
+use crate::args::Receive;
 use crate::commands::resume_command::before_search;
-use crate::commands::{give_up, journal_link, signals};
-use crate::journal::{DestinationEntry, JournalFile, absolute};
+use crate::commands::{give_up, signals};
 use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -91,53 +85,19 @@ fn start(
     publisher: &RunPublisher,
 ) -> Result<ExitStatus, Exit> {
     let acceptor = Acceptor::new(args, run::address(args)?)?;
-    // Before QEMU is used: a daemon may end it until then.
-    let taken_over = match (mark, &args.guest.qmp) {
-        (None, Some(qmp)) => take_over(&args.recovery.journals.path(), qmp)?,
-        _ => None,
-    };
-    if let Some(qmp) = &args.guest.qmp {
-        wait_until_started(qmp);
-    }
-    let monitor = monitor::named(monitor::named_destination(args), &DomainOptions::default())?;
-    let folder = args.recovery.journals.path();
-    unfinished::check_folder(&folder, &*monitor)?;
-    let allowed = args.guest.devices.allowed();
-    let mut guest = QemuDestination::attach_allowing(monitor, &allowed, args.guest.overcommit())
-        .map_err(|error| not_attached(&error))?;
-    guest.cancel_load_with(cancel.clone());
-    guest.cancel_on_exit(cancel.clone()).map_err(|error| {
-        let what = format!("watching QEMU: {}", Report::new(&error));
-        Exit::new(ExitStatus::AtSource, Reason::System, what)
-    })?;
-    let identity = guest.reattach_info().get().identity;
-    publisher.set_guest(&shown_name::of_waiting(args, &identity));
-    publisher.set_monitor(&identity.monitor);
-    let file = journal_file(&folder, &identity)?;
-    let run = DestinationRun::new(args, publisher, acceptor)?;
-    // Not if another engine has the address: it may be the one that resumes an earlier migration.
-    if let Some(link) = &args.recovery.journal_link {
-        journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
-    }
-    let journal = run.journal(file, guest.reattach_info(), mark.cloned().or(taken_over));
-    let journal = Arc::new(journal);
-    let kept = Arc::<DestinationJournal>::clone(&journal);
-    let result = run.receive(
-        cancel,
-        kept,
-        Announcement::New,
-        |listener, options, watch| receive(&mut guest, listener, options, watch),
-    )?;
-    if let Err(error) = &result
-        && matches!(error.cause, DestinationFailure::NoSource(_))
-    {
-        let exit = Exit::caused(ExitStatus::AtSource, Reason::from(&error.cause), error);
+    let attached = HeldQemu::hold(args, mark)?.attach(&cancel, publisher)?;
+    let (ready, mut guest) = attached.listen(publisher, acceptor)?;
+    let announced = ready.announce(Announcement::New)?;
+    let ended = announced.receive(cancel, |listener, options, control| {
+        receive(&mut guest, listener, options, control)
+    });
+    if let Some(exit) = ended.no_source() {
         return Err(exit.with(match mark {
             Some(_) => "nothing was changed, and the QEMU that was started for the guest ends",
             None => "nothing was changed, and this QEMU can still receive a guest",
         }));
     }
-    if let Err(error) = &result
+    if let Err(error) = &ended.result
         && matches!(error.cause, DestinationFailure::Cancelled)
         && error.outcome == Outcome::AtSource
         && guest.has_ended()
@@ -148,56 +108,11 @@ fn start(
             Exit::new(ExitStatus::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE)
         );
     }
-    let after = match (mark, guest.is_unused()) {
+    let left = match (mark, guest.is_unused()) {
         (Some(_), _) => DestinationLeft::Ends,
         (None, true) => DestinationLeft::Unused,
         (None, false) => DestinationLeft::Used,
     };
-    outcome::report(publisher, result, journal.path(), guest.has_ended(), after)
-}
-
-/// Locks the mark of a machine that was started for another guest, whose receiver was killed.
-fn take_over(run: &Path, qmp: &Path) -> Result<Option<Arc<WaitingMark>>, Exit> {
-    let mark = WaitingMark::lock_of(&absolute(run), qmp).map_err(|error| {
-        let what = format!(
-            "using a QEMU that was started for a guest: {}",
-            Report::new(&error)
-        );
-        Exit::new(ExitStatus::AtSource, Reason::Journal, what)
-    })?;
-    Ok(mark.map(Arc::new))
-}
-
-/// The locked journal of a new migration.
-fn journal_file(folder: &Path, identity: &QemuIdentity) -> Result<JournalFile, Exit> {
-    let file = JournalFile::for_qemu::<DestinationEntry>(folder, identity).map_err(keeping)?;
-    // The journal is found by the process: the socket may have had another name then.
-    let entry = file.read::<DestinationEntry>();
-    if let Some(entry) = entry.map_err(|error| unfinished::unreadable(file.path(), &error))?
-        && may_exist(&entry.qemu.identity)
-            .map_err(|error| Exit::caused(ExitStatus::AtSource, Reason::Journal, &error))?
-    {
-        return Err(unfinished::refuse(file.path(), entry.engine.stage));
-    }
-    Ok(file)
-}
-
-fn keeping(error: io::Error) -> Exit {
-    let what = format!("creating the journal: {}", Report::new(&error));
-    Exit::new(ExitStatus::AtSource, Reason::Journal, what)
-}
-
-/// A QEMU that cannot receive a guest. The source was not contacted.
-fn not_attached(error: &AttachError) -> Exit {
-    let mut all = error.all().iter();
-    // Other obstacles do not matter then.
-    let not_waiting = all.find_map(|obstacle| match obstacle {
-        AttachError::Refused(refusal @ Refusal::NotWaiting { .. }) => Some(refusal),
-        _ => None,
-    });
-    match not_waiting {
-        Some(refusal) => Exit::caused(ExitStatus::Usage, Reason::NotAttached, refusal)
-            .with("nothing was changed, here or at the source"),
-        None => Exit::caused(ExitStatus::AtSource, Reason::NotAttached, error),
-    }
+    let journal = ended.journal().path().to_owned();
+    ended.report(&journal, guest.has_ended(), left)
 }

@@ -1,6 +1,16 @@
-//! What all ways to receive a guest do, and in which order: listen, prepare the journal, announce
-//! it, receive.
+//! What all ways to receive a guest do in the same way, from an address to the report.
+//!
+//! ```text
+//! ListeningDestination ── with_journal ─▶ ReadyDestination ── announce ─▶ AnnouncedDestination
+//!     ── receive: the engine ─▶ EndedReception ── report
+//! ```
+//!
+//! Each step takes the one before. So a journal is created, and `--journal-link` made, only at an
+//! address that is this destination's: another engine that has it may be the one that resumes an
+//! earlier migration. And no source is told to connect before there is a journal.
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use error_reporter::Report;
@@ -13,12 +23,14 @@ use hikkoshi_link::{Address, Listener, WaitEnded};
 use hikkoshi_linux::notify_ready;
 use hikkoshi_qemu::SharedReattachInfo;
 
-use super::journal::DestinationJournal;
+use super::journal::{DestinationJournal, ListeningTerms};
+use super::outcome::{self, DestinationLeft};
 use crate::args::{Receive, ReceiveOptions};
+use crate::commands::journal_link;
 use crate::commands::receive_answer::LISTENING;
 use crate::commands::signals;
 use crate::commands::wait_for_source::wait_for_source;
-use crate::journal::JournalFile;
+use crate::journal::{DestinationEntry, JournalFile, absolute_address};
 use crate::machines::WaitingMark;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -27,13 +39,39 @@ use crate::security::{self, Acceptor};
 use crate::status::RunPublisher;
 
 /// A destination that listens, and is not announced yet.
-pub(super) struct DestinationRun<'a> {
+pub(super) struct ListeningDestination<'a> {
     args: &'a Receive,
     publisher: &'a RunPublisher,
     options: ReceiveOptions,
     plaintext: bool,
     acceptor: Acceptor,
     listener: Listener,
+}
+
+/// Creates the journals of guests that a destination receives. Only one that listens has it.
+pub(super) struct GuestJournals {
+    terms: ListeningTerms,
+    /// `--journal-link`.
+    link: Option<PathBuf>,
+}
+
+/// A destination that listens and has a journal.
+///
+/// The fields are dropped in this order, here and in the steps that follow: the journal's lock is
+/// free when the address is.
+pub(super) struct ReadyDestination<'a, J> {
+    journal: Arc<J>,
+    listening: ListeningDestination<'a>,
+}
+
+/// A destination that sources may connect to.
+pub(super) struct AnnouncedDestination<'a, J>(ReadyDestination<'a, J>);
+
+/// A destination whose engine has ended.
+pub(super) struct EndedReception<'a, J> {
+    /// What the engine reports.
+    pub(super) result: Result<Account, ReceiveError>,
+    run: ReadyDestination<'a, J>,
 }
 
 /// What is said of a destination that is ready.
@@ -51,41 +89,35 @@ pub(super) fn address(args: &Receive) -> Result<&Address, Exit> {
     args.listen.as_ref().ok_or_else(missing)
 }
 
-impl<'a> DestinationRun<'a> {
+impl<'a> ListeningDestination<'a> {
     /// Listens for the source of a new migration.
-    pub(super) fn new(
+    pub(super) fn for_new(
         args: &'a Receive,
         publisher: &'a RunPublisher,
         acceptor: Acceptor,
     ) -> Result<Self, Exit> {
         let waiting = wait_for_source(args, acceptor.prints_invitation(args));
-        let plaintext = args.security.plaintext;
         let options = args.guest.options();
-        let run = Self::listen(
+        let listener = listen(args, &options, &acceptor, address(args)?)?;
+        Ok(Self {
             args,
             publisher,
             options,
-            plaintext,
+            plaintext: args.security.plaintext,
             acceptor,
-            address(args)?,
-        )?;
-        Ok(Self {
-            listener: run.listener.with_wait_limit(waiting),
-            ..run
+            listener: listener.with_wait_limit(waiting),
         })
     }
 
-    /// Listens for the source of a migration that is resumed with these options.
-    pub(super) fn listen(
+    /// Listens at `address` for the source of a migration that is resumed with these options.
+    pub(super) fn for_resumed(
         args: &'a Receive,
         publisher: &'a RunPublisher,
         options: ReceiveOptions,
-        plaintext: bool,
-        acceptor: Acceptor,
+        (acceptor, plaintext): (Acceptor, bool),
         address: &Address,
     ) -> Result<Self, Exit> {
-        let priority = args.guest.engine_options(&options).priority;
-        let listener = acceptor.bind(address)?.with_priority(priority);
+        let listener = listen(args, &options, &acceptor, address)?;
         Ok(Self {
             args,
             publisher,
@@ -96,62 +128,155 @@ impl<'a> DestinationRun<'a> {
         })
     }
 
+    /// What creates the journals of its guests.
+    pub(super) fn journals(&self) -> GuestJournals {
+        GuestJournals {
+            terms: ListeningTerms {
+                address: absolute_address(self.listener.address()),
+                plaintext: self.plaintext,
+                options: self.options.clone(),
+                tls: self.acceptor.tls().cloned(),
+            },
+            link: self.args.recovery.journal_link.clone(),
+        }
+    }
+
+    /// The engine will keep this journal.
+    pub(super) fn with_journal<J>(self, journal: Arc<J>) -> ReadyDestination<'a, J> {
+        ReadyDestination {
+            journal,
+            listening: self,
+        }
+    }
+}
+
+fn listen(
+    args: &Receive,
+    options: &ReceiveOptions,
+    acceptor: &Acceptor,
+    address: &Address,
+) -> Result<Listener, Exit> {
+    let priority = args.guest.engine_options(options).priority;
+    Ok(acceptor.bind(address)?.with_priority(priority))
+}
+
+impl GuestJournals {
     /// The journal of a guest that is received into this machine. `mark` is that of a machine that
     /// was started for it.
-    pub(super) fn journal(
+    pub(super) fn create(
         &self,
         file: JournalFile,
         qemu: SharedReattachInfo,
         mark: Option<Arc<WaitingMark>>,
     ) -> DestinationJournal {
-        DestinationJournal::new(
-            file,
-            self.listener.address(),
-            self.plaintext,
-            self.options.clone(),
-            self.acceptor.tls().cloned(),
-            qemu,
-            mark,
-        )
+        DestinationJournal::new(file, self.terms.clone(), qemu, mark)
     }
 
-    /// Announces that a source can connect, and receives its guest by `engine`.
-    pub(super) fn receive(
+    /// That of a guest that is new here, and `--journal-link` to it.
+    ///
+    /// # Errors
+    /// When the link cannot be made.
+    pub(super) fn create_linked(
         &self,
-        cancel: CancelFlag,
-        journal: Arc<dyn Journal<DestinationRecord>>,
+        file: JournalFile,
+        qemu: SharedReattachInfo,
+        mark: Option<Arc<WaitingMark>>,
+    ) -> io::Result<DestinationJournal> {
+        if let Some(link) = &self.link {
+            journal_link::make::<DestinationEntry>(link, &file)?;
+        }
+        Ok(self.create(file, qemu, mark))
+    }
+}
+
+impl<'a, J: Journal<DestinationRecord> + 'static> ReadyDestination<'a, J> {
+    /// Announces that a source can connect.
+    pub(super) fn announce(
+        self,
         announcement: Announcement,
-        engine: impl FnOnce(
-            &Listener,
-            &DestinationOptions,
-            &ReceiveControl,
-        ) -> Result<Account, ReceiveError>,
-    ) -> Result<Result<Account, ReceiveError>, Exit> {
-        let observer = self.publisher.observer();
-        security::warn_of_readable_key(&self.args.security.certificates, &*observer);
+    ) -> Result<AnnouncedDestination<'a, J>, Exit> {
+        let ListeningDestination {
+            args,
+            publisher,
+            acceptor,
+            listener,
+            ..
+        } = &self.listening;
+        let observer = publisher.observer();
+        security::warn_of_readable_key(&args.security.certificates, &*observer);
         match announcement {
             Announcement::New => {
-                self.args.guest.devices.warn(&*observer);
+                args.guest.devices.warn(&*observer);
                 not_withdrawn()?;
-                self.acceptor
-                    .announce(self.args, &self.listener, &*observer)?;
+                acceptor.announce(args, listener, &*observer)?;
             }
             Announcement::Resumed(state) => {
-                let address = self.listener.address();
+                let address = listener.address();
                 observer.notice(&format!("{state}; waiting for its source at {address}"));
-                if self.args.is_in_session() {
+                if args.is_in_session() {
                     streams::to_stdout(&format!("{LISTENING}\n"));
                 }
             }
         }
         tell_ready(&*observer);
-        let watch = ReceiveControl {
+        Ok(AnnouncedDestination(self))
+    }
+}
+
+impl<'a, J: Journal<DestinationRecord> + 'static> AnnouncedDestination<'a, J> {
+    /// Receives the guest by `engine`.
+    pub(super) fn receive(
+        self,
+        cancel: CancelFlag,
+        engine: impl FnOnce(
+            &Listener,
+            &DestinationOptions,
+            &ReceiveControl,
+        ) -> Result<Account, ReceiveError>,
+    ) -> EndedReception<'a, J> {
+        let Self(run) = self;
+        let control = ReceiveControl {
             cancel,
-            observer,
-            journal,
+            observer: run.listening.publisher.observer(),
+            journal: Arc::<J>::clone(&run.journal),
         };
-        let options = self.args.guest.engine_options(&self.options);
-        Ok(engine(&self.listener, &options, &watch))
+        let guest = &run.listening.args.guest;
+        let options = guest.engine_options(&run.listening.options);
+        EndedReception {
+            result: engine(&run.listening.listener, &options, &control),
+            run,
+        }
+    }
+}
+
+impl<J> EndedReception<'_, J> {
+    /// The journal that the engine has kept.
+    pub(super) fn journal(&self) -> &J {
+        &self.run.journal
+    }
+
+    /// Why no source came, if so: nothing was changed.
+    pub(super) fn no_source(&self) -> Option<Exit> {
+        let error = self.result.as_ref().err()?;
+        matches!(error.cause, DestinationFailure::NoSource(_))
+            .then(|| Exit::caused(ExitStatus::AtSource, Reason::from(&error.cause), error))
+    }
+
+    /// Reports the outcome. `journal` is the path to resume by, and `qemu_has_ended` is about the
+    /// destination's QEMU.
+    pub(super) fn report(
+        self,
+        journal: &Path,
+        qemu_has_ended: bool,
+        left: DestinationLeft,
+    ) -> Result<ExitStatus, Exit> {
+        outcome::report(
+            self.run.listening.publisher,
+            self.result,
+            journal,
+            qemu_has_ended,
+            left,
+        )
     }
 }
 
