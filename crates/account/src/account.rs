@@ -1,10 +1,10 @@
 //! The account of a finished migration.
 
-use hikkoshi_wire::Mode;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, Compression, DiskCopy, Outage, Pages, Repeats, RequestStatistics, Round, SwitchoverStep,
+    Bytes, Compression, DiskCopy, Mode, Outage, Pages, Repeats, RequestStatistics, Round,
+    SwitchoverStep,
 };
 
 /// What a finished migration cost.

@@ -41,6 +41,8 @@ mod state;
 mod statistics;
 mod switchover;
 
+pub use hikkoshi_wire::Mode;
+
 pub use account::{
     Account, AsynchronousFaults, CollapseAccount, CollapseFailures, Drains, FramesAccount,
     GuestState,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Account, Side};
+use crate::{Account, Mode, Side};
 
 /// The result of a migration on one side (`docs/json.md`): one object that has the members of all
 /// of these.
@@ -64,7 +64,7 @@ pub struct SourceQuit {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
     /// The mode.
-    pub chosen_mode: String,
+    pub chosen_mode: Mode,
     /// Why.
     pub reason: String,
     /// The downtime that was predicted, in milliseconds; `None`: nothing could be predicted.

@@ -1,6 +1,6 @@
 //! The live page shows what engines record, while a migration moves.
 
-use hikkoshi_account::{Converges, Side};
+use hikkoshi_account::{Converges, Mode, Side};
 use hikkoshi_status::Record;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
@@ -13,7 +13,7 @@ use crate::feed::{Feed, legend, open, stages};
 fn a_migration_is_shown_while_it_moves() {
     let server = EventServer::start();
     let shown = ShownPage::start();
-    let recorded = RecordedCase::new("web", "hybrid").record();
+    let recorded = RecordedCase::new("web", Mode::Hybrid).record();
     let mut source = Feed::new(&server, &recorded, Side::Source);
     let mut destination = Feed::new(&server, &recorded, Side::Destination);
     open(&shown, &server, &[&source, &destination]);
@@ -111,7 +111,7 @@ fn an_outage_is_shown_as_an_alarm() {
     let shown = ShownPage::start();
     let recorded = RecordedCase {
         outage: true,
-        ..RecordedCase::new("web", "postcopy")
+        ..RecordedCase::new("web", Mode::Postcopy)
     };
     let recorded = recorded.record();
     let mut destination = Feed::new(&server, &recorded, Side::Destination);
@@ -200,7 +200,7 @@ fn a_long_migration_has_as_many_samples_as_the_engine_records() {
     let recorded = RecordedCase {
         cells: 3,
         cell_pages: 2048,
-        ..RecordedCase::new("web", "precopy")
+        ..RecordedCase::new("web", Mode::Precopy)
     };
     let recorded = recorded.record();
     let mut feed = Feed::new(&server, &recorded, Side::Source);
@@ -237,7 +237,7 @@ fn with_a_limit_the_rates_are_level() {
     const PIECE_MS: u64 = 300;
     let server = EventServer::start();
     let shown = ShownPage::start();
-    let recorded = RecordedCase::new("web", "precopy").record();
+    let recorded = RecordedCase::new("web", Mode::Precopy).record();
     let feed = Feed::new(&server, &recorded, Side::Source);
     open(&shown, &server, &[&feed]);
     let mut state = recorded.states[1].0.clone();

@@ -1,6 +1,6 @@
 //! Reports.
 
-use hikkoshi_account::Side;
+use hikkoshi_account::{Mode, Side};
 use hikkoshi_dashboard::{report, served_report_policy};
 use hikkoshi_status::{Recording, Unknown};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
@@ -34,7 +34,7 @@ fn a_report_shows_what_happened() {
     let shown = ShownPage::start();
     let case = RecordedCase {
         outage: true,
-        ..RecordedCase::new("database", "postcopy")
+        ..RecordedCase::new("database", Mode::Postcopy)
     };
     let recordings = both(&case);
     let _folder = open(&shown, "report-postcopy", &recordings);
@@ -102,15 +102,15 @@ fn a_report_shows_what_happened() {
 fn several_migrations_are_compared() {
     let shown = ShownPage::start();
     let cases = [
-        RecordedCase::new("web", "hybrid"),
-        RecordedCase::new("mail", "precopy"),
+        RecordedCase::new("web", Mode::Hybrid),
+        RecordedCase::new("mail", Mode::Precopy),
         RecordedCase {
             ending: Ending::Cancelled(20),
-            ..RecordedCase::new("build", "precopy")
+            ..RecordedCase::new("build", Mode::Precopy)
         },
         RecordedCase {
             ending: Ending::Lost,
-            ..RecordedCase::new("cache", "hybrid")
+            ..RecordedCase::new("cache", Mode::Hybrid)
         },
     ];
     let recordings: Vec<_> = cases.iter().flat_map(both).collect();
@@ -170,7 +170,7 @@ fn a_report_can_be_read_without_scripts() {
     let case = RecordedCase {
         outage: true,
         link_pages: 12_000,
-        ..RecordedCase::new("web", "hybrid")
+        ..RecordedCase::new("web", Mode::Hybrid)
     };
     let recordings = both(&case);
     const REPEATS: &str = "Pages that were sent more than once";
@@ -231,9 +231,9 @@ fn a_report_can_be_read_without_scripts() {
 #[test]
 fn what_is_not_known_is_not_shown_as_a_number() {
     let shown = ShownPage::start();
-    let mut recordings = both(&RecordedCase::new("web", "hybrid"));
+    let mut recordings = both(&RecordedCase::new("web", Mode::Hybrid));
     recordings.truncate(1);
-    recordings.extend(both(&RecordedCase::new("mail", "hybrid")));
+    recordings.extend(both(&RecordedCase::new("mail", Mode::Hybrid)));
     recordings.truncate(2);
     let (known, failed) = (recordings[0].clone(), &mut recordings[1]);
     failed.migration.started_unix_ms = 0;
@@ -307,7 +307,7 @@ fn what_is_not_known_is_not_shown_as_a_number() {
 #[test]
 fn a_report_of_a_destination_alone_says_what_was_received() {
     let shown = ShownPage::start();
-    let mut recordings = both(&RecordedCase::new("web", "hybrid"));
+    let mut recordings = both(&RecordedCase::new("web", Mode::Hybrid));
     recordings.remove(0);
     let _folder = open(&shown, "report-destination", &recordings);
     let texts = [
@@ -334,7 +334,7 @@ fn a_report_of_a_destination_alone_says_what_was_received() {
 fn a_report_runs_nothing_that_it_does_not_declare() {
     let shown = ShownPage::start();
     let server = EventServer::start();
-    let recordings = both(&RecordedCase::new("web", "hybrid"));
+    let recordings = both(&RecordedCase::new("web", Mode::Hybrid));
     server.add_page(
         "/report/web.html",
         report(&recordings),

@@ -1,6 +1,6 @@
 //! A migration whose engines were killed, and that others have resumed.
 
-use hikkoshi_account::Side;
+use hikkoshi_account::{Mode, Side};
 use hikkoshi_dashboard::report;
 use hikkoshi_status::{Recording, join_all};
 use hikkoshi_tests::recordings::{GAP_MS, RecordedCase, RecordedMigration};
@@ -12,7 +12,7 @@ use crate::event_server::{EventServer, status};
 fn recorded() -> (RecordedMigration, u64) {
     let case = RecordedCase {
         link_pages: 12_000,
-        ..RecordedCase::new("web", "hybrid")
+        ..RecordedCase::new("web", Mode::Hybrid)
     };
     let recorded = case.record();
     let missing = |state: &&hikkoshi_account::State| state.missing_pages.is_some();

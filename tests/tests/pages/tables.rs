@@ -1,7 +1,7 @@
 //! What is drawn can be read as numbers: in tables, and with the keyboard.
 
-use hikkoshi_account::Side;
 use hikkoshi_account::rate_text;
+use hikkoshi_account::{Mode, Side};
 use hikkoshi_dashboard::report;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
@@ -30,7 +30,7 @@ fn all_samples_and_cells_are_in_tables() {
     let shown = ShownPage::start();
     let case = RecordedCase {
         link_pages: 6_000,
-        ..RecordedCase::new("web", "hybrid")
+        ..RecordedCase::new("web", Mode::Hybrid)
     };
     let recording = case.record().recording(Side::Source);
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! What a side does not know has a dash on the live page, not a number.
 
-use hikkoshi_account::{Converges, Side, State};
+use hikkoshi_account::{Converges, Mode, Side, State};
 use hikkoshi_status::Record;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
@@ -27,7 +27,7 @@ fn send(shown: &ShownPage, feed: &mut Feed<'_>, state: &State) {
 fn the_map_says_of_how_much_the_writes_are_known() {
     let server = EventServer::start();
     let shown = ShownPage::start();
-    let recorded = RecordedCase::new("web", "hybrid").record();
+    let recorded = RecordedCase::new("web", Mode::Hybrid).record();
     let mut feed = Feed::new(&server, &recorded, Side::Source);
     open(&shown, &server, &[&feed]);
     let pages = feed.recording().migration.memory.pages;
@@ -100,7 +100,7 @@ fn the_map_says_of_how_much_the_writes_are_known() {
 fn a_destination_shows_no_round_and_nothing_as_sent() {
     let server = EventServer::start();
     let shown = ShownPage::start();
-    let recorded = RecordedCase::new("web", "hybrid").record();
+    let recorded = RecordedCase::new("web", Mode::Hybrid).record();
     let mut feed = Feed::new(&server, &recorded, Side::Destination);
     open(&shown, &server, &[&feed]);
     feed.send_until(|state| state.at_ms == 2000);

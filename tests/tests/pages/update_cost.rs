@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hikkoshi_account::Side;
+use hikkoshi_account::{Mode, Side};
 use hikkoshi_status::Record;
 use hikkoshi_tests::ShownPage;
 use hikkoshi_tests::recordings::RecordedCase;
@@ -25,7 +25,7 @@ fn updates_of_a_large_guest_are_cheap() {
         cell_pages: 1 << 18,
         link_pages: 800_000,
         hot_rate: 3000,
-        ..RecordedCase::new("large", "hybrid")
+        ..RecordedCase::new("large", Mode::Hybrid)
     };
     let recorded = case.record();
     let mut source = Feed::new(&server, &recorded, Side::Source);

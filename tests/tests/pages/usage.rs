@@ -1,6 +1,6 @@
 //! The live page for its users: keyboard, lost connections, hostile text.
 
-use hikkoshi_account::Side;
+use hikkoshi_account::{Mode, Side};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 use hikkoshi_tests::{ShownPage, count};
 use serde_json::json;
@@ -14,8 +14,8 @@ fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
     let server = EventServer::start();
     let shown = ShownPage::start();
     let records = [
-        RecordedCase::new("web", "hybrid").record(),
-        RecordedCase::new("mail", "precopy").record(),
+        RecordedCase::new("web", Mode::Hybrid).record(),
+        RecordedCase::new("mail", Mode::Precopy).record(),
     ];
     let mut feeds: Vec<_> = records
         .iter()
@@ -109,10 +109,10 @@ fn a_lost_connection_and_a_lost_engine_are_shown() {
     let server = EventServer::start();
     let shown = ShownPage::start();
     let records = [
-        RecordedCase::new("web", "hybrid").record(),
+        RecordedCase::new("web", Mode::Hybrid).record(),
         RecordedCase {
             ending: Ending::Lost,
-            ..RecordedCase::new("cache", "hybrid")
+            ..RecordedCase::new("cache", Mode::Hybrid)
         }
         .record(),
     ];
@@ -226,8 +226,8 @@ fn what_the_events_leave_out_is_fetched() {
     let server = EventServer::start();
     let shown = ShownPage::start();
     let records = [
-        RecordedCase::new("web", "hybrid").record(),
-        RecordedCase::new("mail", "precopy").record(),
+        RecordedCase::new("web", Mode::Hybrid).record(),
+        RecordedCase::new("mail", Mode::Precopy).record(),
     ];
     let mut web = Feed::new(&server, &records[0], Side::Source);
     for state in records[0].states_of(Side::Source).take(20) {
@@ -322,7 +322,7 @@ fn text_of_recordings_is_shown_as_text() {
     const HOSTILE: &str = "<img src=x onerror=alert(1)><b>\"'&</script>";
     let server = EventServer::start();
     let shown = ShownPage::start();
-    let mut recorded = RecordedCase::new("web", "hybrid").record();
+    let mut recorded = RecordedCase::new("web", Mode::Hybrid).record();
     for migration in [&mut recorded.source, &mut recorded.destination] {
         for text in [
             &mut migration.guest,
@@ -332,7 +332,6 @@ fn text_of_recordings_is_shown_as_text() {
             HOSTILE.clone_into(text);
         }
         HOSTILE.clone_into(&mut migration.memory.blocks[0].id);
-        HOSTILE.clone_into(&mut migration.mode);
     }
     HOSTILE.clone_into(&mut recorded.source_end.message);
     recorded.source_end.next = Some(HOSTILE.to_owned());

@@ -53,7 +53,7 @@ pub const FAMILIES: &[Family] = &[
                     ("id", &*it.id()),
                     ("side", it.side()),
                     ("guest", &*migration.guest),
-                    ("mode", &*migration.mode),
+                    ("mode", migration.mode_name()),
                     ("host", &*migration.host),
                     ("peer", &*migration.peer),
                 ];

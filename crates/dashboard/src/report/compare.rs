@@ -57,7 +57,7 @@ pub(super) fn name(index: usize, migration: &BothSides<'_>) -> String {
 
 fn mode(migration: &BothSides<'_>) -> Option<String> {
     let moved = migration.migration()?;
-    migration.knows(Unknown::Mode).then(|| moved.mode.clone())
+    moved.mode.map(|mode| mode.to_string())
 }
 
 /// Rows of a table with a column for each migration.

@@ -128,7 +128,6 @@ mod tests {
             pid: 1,
             host: text.into(),
             peer: text.into(),
-            mode: text.into(),
             memory: Memory {
                 pages: 512,
                 page_bytes: 4096,

@@ -2,7 +2,7 @@
 
 use hikkoshi_account::{
     Bucket, Bytes, Compressed, Compression, Converges, DiskCopy, GuestAt, LatencySummary, Limits,
-    Map, Outage, Pages, Phase, Repeated, Repeats, Round, Side, Stage, State, TimeLeft,
+    Map, Mode, Outage, Pages, Phase, Repeated, Repeats, Round, Side, Stage, State, TimeLeft,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_status::{Block, End, Memory, Migration};
@@ -18,7 +18,7 @@ pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
         guest: "web".into(),
         qmp: None,
         peer: "host-b:7000".into(),
-        mode: "hybrid".into(),
+        mode: Some(Mode::Hybrid),
         started_unix_ms: 1_700_000_000_000 + u64::from(number) * 1000,
         limits: Limits {
             max_downtime_ms: (side == Side::Source).then_some(300),

@@ -116,7 +116,7 @@ pub(super) fn migration(live: &Live, info: &RunInfo) -> Migration {
             .as_ref()
             .map(|path| path.to_string_lossy().into_owned()),
         peer: live.peer().to_owned(),
-        mode: live.mode().to_string(),
+        mode: Some(live.mode()),
         started_unix_ms: started.map_or(0, millis),
         limits: info.limits,
         resumed: live.is_resumed(),

@@ -1,7 +1,7 @@
 //! Records for tests.
 
 use super::*;
-use hikkoshi_account::{Limits, Map, Side};
+use hikkoshi_account::{Limits, Map, Mode, Side};
 
 pub(crate) fn migration() -> Migration {
     Migration {
@@ -12,7 +12,7 @@ pub(crate) fn migration() -> Migration {
         guest: "web".into(),
         qmp: None,
         peer: "host-b:7000".into(),
-        mode: "hybrid".into(),
+        mode: Some(Mode::Hybrid),
         started_unix_ms: 1_700_000_000_000,
         limits: Limits {
             max_downtime_ms: Some(300),

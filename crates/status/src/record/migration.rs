@@ -1,6 +1,6 @@
 //! What is moved, from where to where.
 
-use hikkoshi_account::{EngineInfo, Limits, Side};
+use hikkoshi_account::{EngineInfo, Limits, Mode, Side};
 use serde::{Deserialize, Serialize};
 
 /// What is moved, from where to where. Does not change.
@@ -21,8 +21,9 @@ pub struct Migration {
     pub qmp: Option<String>,
     /// The other side's address.
     pub peer: String,
-    /// `precopy`, `postcopy` or `hybrid`.
-    pub mode: String,
+    /// The mode. `None` is `unknown` in JSON.
+    #[serde(with = "mode_or_unknown")]
+    pub mode: Option<Mode>,
     /// When it began: milliseconds since 1970 (UTC).
     pub started_unix_ms: u64,
     /// The limits at the beginning (source). In JSON, its members are members of the migration.
@@ -45,7 +46,7 @@ impl Migration {
             guest: guest.into(),
             qmp: None,
             peer: String::new(),
-            mode: String::new(),
+            mode: None,
             started_unix_ms: 0,
             limits: Limits::default(),
             resumed: false,
@@ -56,6 +57,11 @@ impl Migration {
                 blocks: Vec::new(),
             },
         }
+    }
+
+    /// The name of the mode: `precopy`, `postcopy`, `hybrid` or `unknown`.
+    pub fn mode_name(&self) -> &'static str {
+        self.mode.map_or(UNKNOWN, Mode::name)
     }
 
     /// What a result says of it (`--json`).
@@ -71,6 +77,35 @@ impl Migration {
             resumed: self.resumed,
             max_downtime_ms: self.limits.max_downtime_ms,
             bandwidth: self.limits.bandwidth,
+        }
+    }
+}
+
+/// The name of a mode that is not known.
+const UNKNOWN: &str = "unknown";
+
+/// A mode by its name.
+mod mode_or_unknown {
+    use std::borrow::Cow;
+
+    use hikkoshi_account::Mode;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::UNKNOWN;
+
+    pub(super) fn serialize<S: Serializer>(mode: &Option<Mode>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(mode.map_or(UNKNOWN, Mode::name))
+    }
+
+    pub(super) fn deserialize<'de, D>(from: D) -> Result<Option<Mode>, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        let name = Cow::<str>::deserialize(from)?;
+        match &*name {
+            UNKNOWN => Ok(None),
+            name => name.parse().map(Some).map_err(D::Error::custom),
         }
     }
 }
@@ -118,4 +153,34 @@ pub struct GuestRange {
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_has_one_name_and_may_be_unknown() {
+        for (mode, name) in [
+            (Some(Mode::Precopy), "precopy"),
+            (Some(Mode::Postcopy), "postcopy"),
+            (Some(Mode::Hybrid), "hybrid"),
+            (None, "unknown"),
+        ] {
+            let migration = Migration {
+                mode,
+                ..Migration::new("id", Side::Source, "web")
+            };
+            let json = serde_json::to_value(&migration).unwrap();
+            assert_eq!((&json["mode"], migration.mode_name()), (&name.into(), name));
+            assert_eq!(
+                serde_json::from_value::<Migration>(json).unwrap(),
+                migration
+            );
+        }
+        let mut json = serde_json::to_value(Migration::new("id", Side::Source, "web")).unwrap();
+        json["mode"] = "fast".into();
+        let error = serde_json::from_value::<Migration>(json).unwrap_err();
+        assert!(error.to_string().contains("'fast'"), "{error}");
+    }
 }

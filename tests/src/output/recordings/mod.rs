@@ -9,7 +9,7 @@ mod interrupted;
 mod latency;
 mod model;
 
-use hikkoshi_account::{Side, State, Statistics};
+use hikkoshi_account::{Mode, Side, State, Statistics};
 use hikkoshi_status::{End, Migration, Recorder, Recording};
 
 pub use interrupted::GAP_MS;
@@ -21,8 +21,8 @@ use model::Model;
 pub struct RecordedCase {
     /// The guest's name.
     pub guest: &'static str,
-    /// `precopy`, `postcopy` or `hybrid`.
-    pub mode: &'static str,
+    /// How it is moved.
+    pub mode: Mode,
     /// Cells of the map.
     pub cells: u64,
     /// Pages of a cell.
@@ -74,7 +74,7 @@ fn id(guest: &str) -> String {
 
 impl RecordedCase {
     /// A guest of 4 GiB on a link of 10 Gbit/s, by `mode`.
-    pub fn new(guest: &'static str, mode: &'static str) -> Self {
+    pub fn new(guest: &'static str, mode: Mode) -> Self {
         Self {
             guest,
             mode,

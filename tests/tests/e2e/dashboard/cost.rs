@@ -2,7 +2,7 @@
 //! bench-dashboard`; docs/dashboard.md has the table).
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_account::Side;
+use hikkoshi_account::{Mode, Side};
 use hikkoshi_status::{Record, StatusFolder, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{Program, TestEnv, hikkoshi};
@@ -63,7 +63,7 @@ fn the_cost_of_a_guest_of_one_tib() {
         cell_pages: 1 << 18,
         // 100 Gbit/s
         link_pages: 300_000,
-        ..RecordedCase::new("large", "hybrid")
+        ..RecordedCase::new("large", Mode::Hybrid)
     };
     let recorded = case.record();
     let folder = StatusFolder::in_run_folder(&run);

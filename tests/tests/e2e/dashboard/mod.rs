@@ -8,7 +8,7 @@ mod page;
 pub(crate) mod reports;
 mod resumed;
 
-use hikkoshi_account::{Converges, DiskCopy, Phase, Side, State};
+use hikkoshi_account::{Converges, DiskCopy, Mode, Phase, Side, State};
 use hikkoshi_lab::http_get;
 use hikkoshi_lab::prometheus::{Prometheus, check_metrics, check_rules, test_rules};
 use hikkoshi_status::{Record, StatusFolder, StatusServer};
@@ -298,7 +298,7 @@ fn rules_and_queries_work_on_the_exported_metrics() {
     let dashboard = Dashboard::start(&folder);
     let prometheus = Prometheus::start(env.lab(), dashboard.address).unwrap();
     let status = StatusFolder::in_run_folder(&folder);
-    let recorded = RecordedCase::new("web", "hybrid").record();
+    let recorded = RecordedCase::new("web", Mode::Hybrid).record();
     // In the middle, so that all values are there.
     let is_measured = |side, state: &State| match side {
         Side::Source => state.dirty_pages_per_second.is_some() && state.time_left.is_some(),

@@ -122,7 +122,7 @@ fn choose_of(estimated: &Estimated) -> ChosenMode {
         mode,
         may_postcopy: of(Mode::Hybrid).is_some_and(|hybrid| hybrid.obstacles.is_empty()),
         report: Auto {
-            chosen_mode: mode.to_string(),
+            chosen_mode: mode,
             reason,
             downtime_ms: span(|prediction| prediction.downtime),
             total_ms: span(|prediction| prediction.total),
@@ -135,7 +135,7 @@ fn without_estimate(mode: Mode, reason: &str) -> ChosenMode {
         mode,
         may_postcopy: true,
         report: Auto {
-            chosen_mode: mode.to_string(),
+            chosen_mode: mode,
             reason: reason.to_owned(),
             downtime_ms: None,
             total_ms: None,

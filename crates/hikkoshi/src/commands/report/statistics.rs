@@ -106,7 +106,7 @@ fn migration(of: Source<'_>, statistics: Option<&Statistics>) -> Migration {
     };
     // Files that do not have the number are different migrations, as far as is known.
     let mut migration = Migration::new(of.id, Side::Source, of.name);
-    migration.mode = statistics.map_or_else(String::new, |known| known.account.mode.to_string());
+    migration.mode = statistics.map(|known| known.account.mode);
     // One cell: the map is not known.
     (migration.memory.pages, migration.memory.cell_pages) = (pages, pages.max(1));
     if let Some(engine) = engine {

@@ -369,7 +369,7 @@ fn without_recording(unfinished: UnfinishedMigration) -> Seen {
         migration: Migration {
             guest,
             peer,
-            mode: mode.name().to_owned(),
+            mode: Some(mode),
             ..seen.migration
         },
         unfinished: Some(is),
@@ -399,7 +399,6 @@ fn unknown(name: &str) -> Seen {
     let pid = parts.next().and_then(|pid| pid.parse().ok());
     let migration = Migration {
         pid: pid.unwrap_or_default(),
-        mode: "unknown".to_owned(),
         ..Migration::new(parts.next().unwrap_or_default(), side, name)
     };
     Seen {

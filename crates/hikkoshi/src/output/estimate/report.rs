@@ -1,6 +1,6 @@
 //! The result of `hikkoshi estimate`, as `--json` writes it (`docs/json.md`).
 
-use hikkoshi_account::Predicted;
+use hikkoshi_account::{Mode, Predicted};
 use hikkoshi_estimate::{Converges, Span};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::CompressionMethod;
@@ -65,7 +65,7 @@ pub(super) struct LineReport {
 
 #[derive(Debug, Serialize)]
 pub(super) struct ModeReport<'a> {
-    pub(super) mode: String,
+    pub(super) mode: Mode,
     pub(super) possible: bool,
     pub(super) obstacles: &'a [String],
     pub(super) converges: &'static str,
@@ -81,7 +81,7 @@ pub(super) struct ModeReport<'a> {
 
 #[derive(Debug, Serialize)]
 pub(super) struct RecommendedReport<'a> {
-    pub(super) mode: String,
+    pub(super) mode: Mode,
     pub(super) reason: &'a str,
 }
 
@@ -107,7 +107,7 @@ impl<'a> EstimateReport<'a> {
         let modes = estimated.modes.iter().map(|mode| {
             let prediction = &mode.prediction;
             ModeReport {
-                mode: prediction.mode.to_string(),
+                mode: prediction.mode,
                 possible: mode.obstacles.is_empty(),
                 obstacles: &mode.obstacles,
                 converges: match prediction.converges {
@@ -160,7 +160,7 @@ impl<'a> EstimateReport<'a> {
             },
             modes: modes.collect(),
             recommended: estimated.choice.as_ref().map(|choice| RecommendedReport {
-                mode: choice.mode.to_string(),
+                mode: choice.mode,
                 reason: &choice.reason,
             }),
             notes: &estimated.notes,

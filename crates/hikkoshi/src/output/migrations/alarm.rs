@@ -53,12 +53,12 @@ mod tests {
     use super::super::text::tests::{running, state};
     use super::super::{Engine, Unfinished};
     use super::*;
-    use hikkoshi_account::{Phase, Stage};
+    use hikkoshi_account::{Mode, Phase, Stage};
     use hikkoshi_handover::DestinationStage;
 
     #[test]
     fn an_outage_and_a_killed_engine_are_alarms() {
-        let mut seen = running("postcopy");
+        let mut seen = running(Mode::Postcopy);
         assert!(alarms(&[&seen]).is_empty());
         let mut now = state();
         now.phase = Phase::Postcopy;

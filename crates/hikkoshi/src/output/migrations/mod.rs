@@ -72,7 +72,7 @@ impl Seen {
 #[cfg(test)]
 pub(crate) mod examples {
     use super::{Engine, Seen};
-    use hikkoshi_account::Side;
+    use hikkoshi_account::{Mode, Side};
     use hikkoshi_status::Migration;
 
     pub(crate) fn seen(side: Side, guest: &str, pid: u32, is_running: bool) -> Seen {
@@ -80,7 +80,7 @@ pub(crate) mod examples {
             pid,
             host: "host-a".into(),
             peer: "host-b:7000".into(),
-            mode: "hybrid".into(),
+            mode: Some(Mode::Hybrid),
             ..Migration::new(format!("{pid:08x}99aabbcc"), side, guest)
         };
         Seen {

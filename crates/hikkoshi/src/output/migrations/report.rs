@@ -1,6 +1,6 @@
 //! A migration as JSON (`docs/control.md`, `docs/assets/schemas/status.schema.json`).
 
-use hikkoshi_account::{Phase, Side, State};
+use hikkoshi_account::{Mode, Phase, Side, State};
 use hikkoshi_status::{End, Migration, VERSION};
 use serde::Serialize;
 use serde_json::Value;
@@ -57,7 +57,7 @@ pub(crate) fn json_line(seen: &Seen) -> String {
 pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
     let migration = &seen.migration;
     if migration.side != Side::Source
-        || migration.mode != "precopy"
+        || migration.mode != Some(Mode::Precopy)
         || state.phase != Phase::Precopy
     {
         return None;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_expected_downtime_is_that_of_the_dirty_pages() {
-        let mut seen = running("precopy");
+        let mut seen = running(Mode::Precopy);
         let mut state = state();
         assert_eq!(
             expected_downtime_ms(&seen, &state),
@@ -130,16 +130,16 @@ mod tests {
         state.rounds[1].bytes = 1 << 20;
         let now = expected_downtime_ms(&seen, &state).unwrap();
         assert!((now - 120.0).abs() < 1e-6, "{now}");
-        seen.migration.mode = "hybrid".into();
+        seen.migration.mode = Some(Mode::Hybrid);
         assert_eq!(expected_downtime_ms(&seen, &state), None);
-        seen.migration.mode = "precopy".into();
+        seen.migration.mode = Some(Mode::Precopy);
         state.phase = Phase::Switchover;
         assert_eq!(expected_downtime_ms(&seen, &state), None);
     }
 
     #[test]
     fn a_line_has_one_migration_and_no_map() {
-        let seen = running("hybrid");
+        let seen = running(Mode::Hybrid);
         let line = json_line(&seen);
         assert_eq!(line.lines().count(), 1);
         let value: Value = serde_json::from_str(&line).unwrap();

@@ -104,7 +104,7 @@ fn row(seen: &Seen) -> [String; 12] {
         migration.side.name().to_owned(),
         shown(process(migration)),
         migration.id.chars().take(8).collect(),
-        migration.mode.clone(),
+        migration.mode_name().to_owned(),
         phase(seen),
         shown(state.and_then(done)),
         shown(running.map(|state| rate_text(state.bytes_per_second))),
@@ -147,7 +147,7 @@ fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
                 migration.id,
                 process(migration).as_deref().unwrap_or(NOTHING),
                 migration.side.name(),
-                migration.mode,
+                migration.mode_name(),
                 if migration.side == Side::Source {
                     "to"
                 } else {
@@ -312,7 +312,7 @@ pub(super) mod tests {
     use super::*;
     use crate::output::migrations::Unfinished;
     use crate::output::migrations::examples::{self, seen};
-    use hikkoshi_account::{Limits, Outage, Stage};
+    use hikkoshi_account::{Limits, Mode, Outage, Stage};
     use hikkoshi_handover::SourceStage;
     use hikkoshi_status::End;
 
@@ -355,16 +355,16 @@ pub(super) mod tests {
     }
 
     /// A source that runs.
-    pub(crate) fn running(mode: &str) -> Seen {
+    pub(crate) fn running(mode: Mode) -> Seen {
         let mut seen = seen(Side::Source, "web", 4711, true);
-        seen.migration.mode = mode.into();
+        seen.migration.mode = Some(mode);
         seen.state = Some(state());
         seen
     }
 
     #[test]
     fn the_columns_are_aligned() {
-        let (one, mut other) = (running("hybrid"), running("postcopy"));
+        let (one, mut other) = (running(Mode::Hybrid), running(Mode::Postcopy));
         other.migration.guest = "a-guest-with-a-longer-name\u{1b}[2J".into();
         let other_state = other.state.as_mut().unwrap();
         other_state.phase = Phase::Postcopy;
@@ -411,7 +411,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_narrow_terminal_shows_the_important_columns() {
-        let mut seen = running("precopy");
+        let mut seen = running(Mode::Precopy);
         seen.migration.pid = 1_234_567;
         let state = seen.state.as_mut().unwrap();
         state.bytes_per_second = 1.25e9;
@@ -435,7 +435,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_wrong_has_an_alarm_colour() {
-        let mut seen = running("hybrid");
+        let mut seen = running(Mode::Hybrid);
         let colours = |seen: &Seen| {
             super::table(&[seen], None)
                 .iter()
@@ -467,7 +467,7 @@ pub(super) mod tests {
     /// It has left its end and its journal.
     #[test]
     fn an_engine_that_gave_up_has_not_finished() {
-        let mut seen = running("postcopy");
+        let mut seen = running(Mode::Postcopy);
         seen.engine = Engine::Gone;
         seen.end = Some(End {
             at_ms: 1,
@@ -500,7 +500,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_migration_without_a_recording_has_no_process() {
-        let mut seen = running("postcopy");
+        let mut seen = running(Mode::Postcopy);
         seen.migration.pid = 0;
         let text = table(&[&seen]);
         let row: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
@@ -510,7 +510,7 @@ pub(super) mod tests {
 
     #[test]
     fn disks_are_shown_by_name() {
-        let mut seen = running("hybrid");
+        let mut seen = running(Mode::Hybrid);
         let state = seen.state.as_mut().unwrap();
         state.phase = Phase::Disks;
         (state.done_pages, state.total_pages) = (0, 0);
@@ -539,7 +539,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_details_have_the_limits_and_the_end() {
-        let mut seen = running("hybrid");
+        let mut seen = running(Mode::Hybrid);
         assert!(details(&[&seen]).starts_with("guest      web\n"));
         seen.migration.qmp = Some("/run/web.qmp".into());
         let text = details(&[&seen]);

@@ -5,7 +5,7 @@ mod precopy;
 mod state;
 
 use hikkoshi_account::{
-    Bytes, Limits, Map, Outage, Pages, Phase, Repeated, Repeats, Round, Side, State,
+    Bytes, Limits, Map, Mode, Outage, Pages, Phase, Repeated, Repeats, Round, Side, State,
 };
 use hikkoshi_status::{Block, GuestRange, Memory, Migration};
 
@@ -92,14 +92,14 @@ impl<'a> Model<'a> {
 
     pub(super) fn run(mut self) -> RecordedMigration {
         self.tick();
-        if self.case.mode != "postcopy" {
+        if self.case.mode != Mode::Postcopy {
             self.phase = Phase::Precopy;
             if !self.precopy() {
                 return self.finish();
             }
         }
         self.switchover();
-        if self.case.mode != "precopy" {
+        if self.case.mode != Mode::Precopy {
             self.postcopy();
         }
         self.finish()
@@ -108,7 +108,7 @@ impl<'a> Model<'a> {
     fn switchover(&mut self) {
         self.phase = Phase::Switchover;
         (self.done, self.total) = (0, self.map.dirty.iter().sum());
-        if self.case.mode == "precopy" {
+        if self.case.mode == Mode::Precopy {
             let round = self.rounds.last().map_or(1, |round| round.round + 1);
             let dirty: u64 = self.map.dirty.iter().sum();
             self.rounds.push(Round {
@@ -127,7 +127,7 @@ impl<'a> Model<'a> {
         self.bytes.device_state = 163_000;
         self.map.dirty_per_second.fill(0);
         self.tick();
-        if self.case.mode == "precopy" {
+        if self.case.mode == Mode::Precopy {
             self.complete = true;
             self.tick();
         }
@@ -201,7 +201,7 @@ impl<'a> Model<'a> {
                 "host-a:51002"
             }
             .into(),
-            mode: self.case.mode.into(),
+            mode: Some(self.case.mode),
             started_unix_ms: if source { BEGAN } else { BEGAN + LATER },
             limits: Limits {
                 max_downtime_ms: source.then_some(300),

@@ -1,6 +1,6 @@
 //! Post-copy: the guest faults, and the link sends the rest.
 
-use hikkoshi_account::{Outage, Phase};
+use hikkoshi_account::{Mode, Outage, Phase};
 
 use crate::output::recordings::Ending;
 
@@ -13,8 +13,10 @@ impl Model<'_> {
     pub(super) fn postcopy(&mut self) {
         self.phase = Phase::Postcopy;
         let missing: Vec<u64> = match self.case.mode {
-            "hybrid" => self.map.dirty.clone(),
-            _ => self.map.sent.iter().map(|_| self.case.cell_pages).collect(),
+            Mode::Hybrid => self.map.dirty.clone(),
+            Mode::Precopy | Mode::Postcopy => {
+                self.map.sent.iter().map(|_| self.case.cell_pages).collect()
+            }
         };
         self.map.dirty.fill(0);
         for map in [&mut self.map, &mut self.arrived] {
@@ -87,7 +89,7 @@ impl Model<'_> {
 
     fn install(&mut self, cell: usize, pages: u64, requested: bool) {
         self.done += pages;
-        if self.case.mode == "hybrid" {
+        if self.case.mode == Mode::Hybrid {
             add(&mut self.repeats.stale, pages);
         }
         for map in [&mut self.map, &mut self.arrived] {

@@ -1,6 +1,6 @@
 //! Rounds of pre-copy: the link sends pages, and the guest writes.
 
-use hikkoshi_account::Round;
+use hikkoshi_account::{Mode, Round};
 
 use crate::output::recordings::Ending;
 
@@ -13,7 +13,7 @@ impl Model<'_> {
 
     /// Rounds until few pages are dirty. Returns whether it was not cancelled.
     pub(super) fn precopy(&mut self) -> bool {
-        let rounds = if self.case.mode == "hybrid" { 1 } else { 6 };
+        let rounds = if self.case.mode == Mode::Hybrid { 1 } else { 6 };
         for round in 1..=rounds {
             let begun_ms = self.at_ms;
             self.rounds.push(Round {

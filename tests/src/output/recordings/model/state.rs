@@ -1,7 +1,7 @@
 //! The state that one side reports.
 
 use hikkoshi_account::{
-    Bytes, GuestAt, LatencySummary, Phase, Side, Stage, State, SwitchoverStep, TimeLeft,
+    Bytes, GuestAt, LatencySummary, Mode, Phase, Side, Stage, State, SwitchoverStep, TimeLeft,
 };
 use hikkoshi_handover::{DestinationStage, SourceStage};
 
@@ -140,6 +140,6 @@ fn time_left(pages: u64, case: &RecordedCase) -> TimeLeft {
     TimeLeft {
         low_s: likely_s * 0.8,
         likely_s,
-        high_s: (case.mode != "precopy").then_some(likely_s * 1.5),
+        high_s: (case.mode != Mode::Precopy).then_some(likely_s * 1.5),
     }
 }
