@@ -103,14 +103,14 @@ impl<'e> Hosts<'e> {
         })
     }
 
-    /// The processes of `receive` at the destination.
+    /// The processes of `ssh-session` at the destination.
     fn receives(&self) -> Vec<Pid> {
         let program = self.hikkoshi.as_os_str().as_encoded_bytes();
         let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let path = entry.unwrap().path();
             let words = fs::read(path.join("cmdline")).ok()?;
             let mut words = words.split(|&byte| byte == 0);
-            let found = words.next() == Some(program) && words.next() == Some(b"receive");
+            let found = words.next() == Some(program) && words.next() == Some(b"ssh-session");
             Pid::from_raw(found.then(|| path.file_name()?.to_str()?.parse().ok())??)
         });
         all.collect()
@@ -289,14 +289,14 @@ fn a_machine_is_started_for_the_guest() {
     moved.assert_moved(&exit);
 }
 
-/// The `receive` with this run folder.
+/// The `ssh-session` with this run folder.
 fn receive_of(run: &Path) -> Pid {
     let journal = format!("--journal={}", run.display());
     let mut all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let path = entry.unwrap().path();
         let words = fs::read(path.join("cmdline")).ok()?;
         let words: Vec<_> = words.split(|&byte| byte == 0).collect();
-        let found = words.contains(&&b"receive"[..]) && words.contains(&journal.as_bytes());
+        let found = words.contains(&&b"ssh-session"[..]) && words.contains(&journal.as_bytes());
         Pid::from_raw(found.then(|| path.file_name()?.to_str()?.parse().ok())??)
     });
     all.next().unwrap()
