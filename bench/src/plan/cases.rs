@@ -14,8 +14,8 @@ pub(super) fn all() -> Vec<Case> {
         QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt, VirshPostcopy, VirshPrecopy,
     };
     use Variant::{
-        Links, NoBound, NoDrain, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll,
-        ReadAhead8, Tls,
+        Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority, NoReadAhead, Plain,
+        Poll, ReadAhead8, Tls,
     };
     const UNSHAPED: NetworkKind = NetworkKind::Loopback;
     const TEN: NetworkKind = NetworkKind::Gbit(10);
@@ -82,7 +82,7 @@ pub(super) fn all() -> Vec<Case> {
         );
         let fill = [
             (HikkoshiPostcopy, Plain),
-            (HikkoshiPostcopy, NoBound),
+            (HikkoshiPostcopy, NoInFlightLimit),
             (HikkoshiPrecopy, Plain),
         ];
         add(network, Workload::Fill, 5, &fill);
@@ -105,7 +105,7 @@ pub(super) fn all() -> Vec<Case> {
     add(TEN, Workload::Busy, 3, &encrypted);
     add(UNSHAPED, Workload::Busy, 3, &encrypted);
     add(TEN, Workload::Fill, 3, &encrypted[1..]);
-    let hotspot = [Plain, NoHotFirst, NoFollow, NoReadAhead];
+    let hotspot = [Plain, NoHotFirst, NoNearbyFirst, NoReadAhead];
     add(
         TEN,
         Workload::Hotspot,

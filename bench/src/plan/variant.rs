@@ -10,10 +10,10 @@ pub(crate) enum Variant {
     Plain,
     /// Does not send frequently dirtied pages first.
     NoHotFirst,
-    /// The background does not move to the position of the last urgent page.
-    NoFollow,
+    /// Does not send pages first that are close to the last urgent page.
+    NoNearbyFirst,
     /// Does not limit background bytes in flight.
-    NoBound,
+    NoInFlightLimit,
     /// Sends no pages around a requested page.
     NoReadAhead,
     /// Always sends 8 pages on either side of a requested page.
@@ -47,8 +47,8 @@ impl Variant {
         let words: &[&str] = match self {
             Self::Plain | Self::Tls => &[],
             Self::NoHotFirst => &["--no-hot-first"],
-            Self::NoFollow => &["--no-follow"],
-            Self::NoBound => &["--no-bound"],
+            Self::NoNearbyFirst => &["--no-nearby-first"],
+            Self::NoInFlightLimit => &["--no-in-flight-limit"],
             Self::NoReadAhead | Self::Traced => &["--read-ahead", "off"],
             Self::ReadAhead8 => &["--read-ahead", "8"],
             Self::Links(links) => return vec!["--links".to_owned(), links.to_string()],
@@ -84,8 +84,8 @@ impl fmt::Display for Variant {
         match self {
             Self::Plain => f.write_str("plain"),
             Self::NoHotFirst => f.write_str("no-hot-first"),
-            Self::NoFollow => f.write_str("no-follow"),
-            Self::NoBound => f.write_str("no-bound"),
+            Self::NoNearbyFirst => f.write_str("no-nearby-first"),
+            Self::NoInFlightLimit => f.write_str("no-in-flight-limit"),
             Self::NoReadAhead => f.write_str("no-read-ahead"),
             Self::ReadAhead8 => f.write_str("read-ahead-8"),
             Self::Links(links) => write!(f, "links-{links}"),

@@ -40,7 +40,7 @@ struct Trial {
     seconds: f64,
     /// Mean time between a page and the next request, µs; none: no requests.
     think: Option<u64>,
-    bound: bool,
+    limit_in_flight: bool,
     ack_every: u64,
     adapt: bool,
     cubic: bool,
@@ -57,7 +57,7 @@ impl Trial {
             piece: 8,
             seconds: 3.0,
             think: Some(50),
-            bound: true,
+            limit_in_flight: true,
             ack_every: ACK_EVERY,
             adapt: true,
             cubic: false,
@@ -75,7 +75,7 @@ impl Trial {
                 "--seconds" => trial.seconds = value().parse().unwrap(),
                 "--think" => trial.think = Some(value().parse().unwrap()),
                 "--idle" => trial.think = None,
-                "--unbounded" => trial.bound = false,
+                "--unbounded" => trial.limit_in_flight = false,
                 "--ack-every" => trial.ack_every = value().parse().unwrap(),
                 "--fixed-piece" => trial.adapt = false,
                 "--cubic" => trial.cubic = true,
@@ -197,7 +197,7 @@ fn push(
 ) {
     trial.priority.apply(PriorityClass::Background);
     let mut link = BackgroundSender::new(reader, writer, &Bandwidth::unlimited());
-    if trial.bound {
+    if trial.limit_in_flight {
         link.yield_to_urgent(urgency, trial.links as u64);
     }
     let mut buffer = vec![0; trial.piece * PAGE_SIZE];

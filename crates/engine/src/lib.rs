@@ -54,13 +54,13 @@
 //!         max_downtime: Duration::from_millis(100),
 //!         ..SourceOptions::default()
 //!     };
-//!     let watch = MigrateControl {
+//!     let control = MigrateControl {
 //!         cancel: CancelFlag::new(),
 //!         control: SourceControl::new(),
 //!         observer: Arc::new(Silent),
 //!         journal: Arc::new(Unrecorded),
 //!     };
-//!     migrate(guest, &to.clone().into(), &options, &watch)
+//!     migrate(guest, &to.clone().into(), &options, &control)
 //! }
 //! ```
 //!

@@ -177,13 +177,13 @@ fn counted(tls: bool) -> (usize, u64) {
             links: 1,
             ..SourceOptions::default()
         };
-        let watch = MigrateControl {
+        let control = MigrateControl {
             cancel: cancel.clone(),
             control: SourceControl::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };
-        let result = migrate(&mut source, &remote, &options, &watch);
+        let result = migrate(&mut source, &remote, &options, &control);
         assert_eq!(result.unwrap_err().outcome, Outcome::AtSource);
         stop.cancel();
         asking.join().unwrap()

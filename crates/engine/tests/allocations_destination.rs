@@ -161,7 +161,7 @@ fn allocations(
         count.store(region.change().allocations, Ordering::SeqCst);
         Ok(())
     });
-    let watch = ReceiveControl {
+    let control = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::new(Silent),
         journal: Arc::new(Unrecorded),
@@ -220,7 +220,7 @@ fn allocations(
             // Kept open until the other side has ended.
             while control.0.control::<ToSource>().is_ok() {}
         });
-        let result = receive(&mut guest, &listener, &options, &watch);
+        let result = receive(&mut guest, &listener, &options, &control);
         *cancelled.lock().unwrap() = Some(Report::new(&result.unwrap_err()).to_string());
     });
     let why = cancelled.into_inner().unwrap().unwrap();

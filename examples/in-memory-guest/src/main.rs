@@ -70,7 +70,7 @@ fn move_guest(mode: Mode) -> Result<(Account, Checked), Box<dyn Error>> {
     let remote = listener.address().clone().into();
     let account = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let watch = ReceiveControl {
+            let control = ReceiveControl {
                 cancel: CancelFlag::new(),
                 observer: Arc::new(Silent),
                 journal: Arc::new(Unrecorded),
@@ -79,20 +79,20 @@ fn move_guest(mode: Mode) -> Result<(Account, Checked), Box<dyn Error>> {
                 &mut destination,
                 &listener,
                 &DestinationOptions::default(),
-                &watch,
+                &control,
             )
         });
         let options = SourceOptions {
             mode,
             ..SourceOptions::default()
         };
-        let watch = MigrateControl {
+        let control = MigrateControl {
             cancel: CancelFlag::new(),
             control: SourceControl::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };
-        let account = migrate(&mut source, &remote, &options, &watch)?;
+        let account = migrate(&mut source, &remote, &options, &control)?;
         receiving
             .join()
             .map_err(|_| "the destination's thread panicked")??;

@@ -284,7 +284,7 @@ impl<'a> Rules<'a> {
             }
             let of_the_line = part.map(|part| format!("{:.0} % of the line", part * 100.0));
             for (without, what) in [
-                ("hikkoshi-postcopy/no-bound", "the same"),
+                ("hikkoshi-postcopy/no-in-flight-limit", "the same"),
                 ("hikkoshi-precopy", "pre-copy"),
             ] {
                 let Some(unbounded) = self.find(network, "fill", without) else {

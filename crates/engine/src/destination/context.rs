@@ -15,7 +15,7 @@ use hikkoshi_memory::RamWriter;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DestinationRun<'a> {
     pub(crate) options: &'a DestinationOptions,
-    pub(crate) watch: &'a ReceiveControl,
+    pub(crate) control: &'a ReceiveControl,
     /// New connections.
     pub(crate) incoming: &'a Receiver<AcceptedLink>,
 }

@@ -35,9 +35,9 @@ pub fn receive(
     guest: &mut dyn DestinationGuest,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
-    receive_at(&mut WaitingVm(guest), listener, options, watch)
+    receive_at(&mut WaitingVm(guest), listener, options, control)
 }
 
 /// Waits at `listener` for a source and takes its guest into a machine of `host`.
@@ -48,11 +48,11 @@ pub fn receive_at(
     host: &mut dyn DestinationHost,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(None);
     listening(listener, Outcome::AtSource, |acceptor| {
-        accept(host, acceptor, options, watch)
+        accept(host, acceptor, options, control)
     })
 }
 
@@ -69,14 +69,14 @@ pub fn resume_receive(
     record: DestinationRecord,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(Some(record.id));
     let outcome = resume_migration::recorded_outcome(record.stage);
     listening(listener, outcome, |acceptor| {
         let run = DestinationRun {
             options,
-            watch,
+            control,
             incoming: acceptor.incoming,
         };
         resume_migration::resume(guest, record, run)
@@ -137,10 +137,10 @@ fn accept(
     host: &mut dyn DestinationHost,
     acceptor: &mut Acceptor<'_>,
     options: &DestinationOptions,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     loop {
-        if watch.cancel.is_cancelled() {
+        if control.cancel.is_cancelled() {
             return Err(ReceiveError::at_source(DestinationFailure::Cancelled));
         }
         if let Some(over) = acceptor.listener.wait_ended() {
@@ -161,20 +161,20 @@ fn accept(
         acceptor.listener.accept_only_links_of(&link);
         let peer = link.peer.clone();
         let over = || acceptor.listener.set_migration(None);
-        match receive_offer(host, link, options, watch, over) {
+        match receive_offer(host, link, options, control, over) {
             Ok((guest, offered)) => {
-                watch
+                control
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
                 let run = DestinationRun {
                     options,
-                    watch,
+                    control,
                     incoming: acceptor.incoming,
                 };
                 return receive_guest(guest, offered, peer, run);
             }
             Err(NoGuest::Compared(obstacles)) => {
-                watch.observer.notice(&match obstacles {
+                control.observer.notice(&match obstacles {
                     0 => format!("{peer} asked about its guest, which can be moved here"),
                     1 => format!("{peer} asked about its guest, which cannot be moved here: there is 1 obstacle"),
                     n => format!("{peer} asked about its guest, which cannot be moved here: there are {n} obstacles"),
@@ -183,10 +183,10 @@ fn accept(
                 acceptor.listener.set_migration(None);
             }
             Err(NoGuest::Probes(request)) => {
-                let (incoming, cancel) = (acceptor.incoming, &watch.cancel);
+                let (incoming, cancel) = (acceptor.incoming, &control.cancel);
                 let over = || acceptor.listener.set_migration(None);
                 let probed = probe::serve(*request, incoming, options, cancel, over);
-                watch.observer.notice(&match probed {
+                control.observer.notice(&match probed {
                     Ok(probed) => format!(
                         "{peer} has measured the line: {} MiB in {:.1} s",
                         probed.bytes >> 20,
@@ -196,7 +196,7 @@ fn accept(
                 });
             }
             Err(NoGuest::Refused(why)) => {
-                watch
+                control
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));
                 host.discard();

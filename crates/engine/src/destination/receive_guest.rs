@@ -51,7 +51,7 @@ pub(crate) fn receive_guest(
         peer,
         layout: ram.layout(),
     }));
-    run.watch.observer.begin(&live);
+    run.control.observer.begin(&live);
     let mut migration = match IncomingMigration::open(guest, offer, live, run) {
         Ok(migration) => migration,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -70,7 +70,7 @@ pub(crate) fn receive_guest(
     };
     record.postcopy = switch.postcopy;
     record.running = switch.running;
-    let stages = migration.context.live.stages_from(&run.watch.journal);
+    let stages = migration.context.live.stages_from(&run.control.journal);
     let start = HandoverStart {
         handover: RecordedDestination::new(record, stages),
         ram,

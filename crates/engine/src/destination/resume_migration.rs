@@ -49,11 +49,11 @@ pub(crate) fn resume(
         peer: String::new(),
         layout: ram.layout(),
     }));
-    run.watch.observer.begin(&live);
-    let last_sign = live.last_sign_before(&*run.watch.observer);
+    run.control.observer.begin(&live);
+    let last_sign = live.last_sign_before(&*run.control.observer);
     live.outages.begin(last_sign, None);
     let start = HandoverStart {
-        handover: RecordedDestination::new(record, live.stages_from(&run.watch.journal)),
+        handover: RecordedDestination::new(record, live.stages_from(&run.control.journal)),
         ram,
         context: ReceiveContext::new(None, live),
         postcopy: None,

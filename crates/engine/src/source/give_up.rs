@@ -25,9 +25,9 @@ use crate::source::error::{MigrateError, SourceFailure};
 pub fn give_up_migrate(
     guest: &mut dyn SourceGuest,
     record: SourceRecord,
-    watch: &MigrateControl,
+    control: &MigrateControl,
 ) -> Result<(), MigrateError> {
-    let mut handover = RecordedSource::new(record, Arc::clone(&watch.journal));
+    let mut handover = RecordedSource::new(record, Arc::clone(&control.journal));
     let outcome = match handover.stage() {
         SourceStage::Owned => Outcome::Stopped,
         SourceStage::Committed => Outcome::Paused,
@@ -44,7 +44,7 @@ pub fn give_up_migrate(
     let released = guest.release();
     handover.close();
     if let Err(error) = released {
-        watch.observer.notice(&format!(
+        control.observer.notice(&format!(
             "the migration was given up, but: {}",
             Report::new(&error)
         ));

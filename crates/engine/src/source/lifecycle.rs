@@ -31,7 +31,7 @@ pub(crate) struct SourceStart<'a> {
 pub(crate) fn with_context(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
-    watch: &MigrateControl,
+    control: &MigrateControl,
     start: SourceStart<'_>,
     body: impl FnOnce(
         &MigrationContext,
@@ -39,7 +39,12 @@ pub(crate) fn with_context(
         &mut RecordedSource,
     ) -> Result<MigrationResult, MigrateError>,
 ) -> Result<Account, MigrateError> {
-    let observer = &watch.observer;
+    let MigrateControl {
+        cancel,
+        control,
+        observer,
+        journal,
+    } = control;
     let resumed = start.resumed;
     let ram = guest.ram();
     let live = Arc::new(Live::new(LiveStart {
@@ -50,10 +55,8 @@ pub(crate) fn with_context(
         peer: start.remote.address.to_string(),
         layout: ram.layout(),
     }));
-    let mut handover = RecordedSource::new(start.record, live.stages_from(&watch.journal));
-    watch
-        .control
-        .begin(options, handover.stage(), &watch.cancel);
+    let mut handover = RecordedSource::new(start.record, live.stages_from(journal));
+    control.begin(options, handover.stage(), cancel);
     observer.begin(&live);
     let sent = match start.resumed {
         false => RepeatCounter::none(ram.layout().pages(), options),
@@ -68,14 +71,14 @@ pub(crate) fn with_context(
         steps: Arc::clone(&live.steps),
         live,
         observer: Arc::clone(observer),
-        cancel: watch.cancel.clone(),
-        control: watch.control.clone(),
+        cancel: cancel.clone(),
+        control: control.clone(),
         options: options.clone(),
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
     let result = body(&shared, guest, &mut handover);
-    watch.control.end();
+    control.end();
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let keep_attached = match outcome {
         Some(Outcome::Stopped) => true,

@@ -47,7 +47,7 @@ pub fn migrate(
     guest: &mut dyn SourceGuest,
     remote: &Remote,
     options: &SourceOptions,
-    watch: &MigrateControl,
+    control: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     let id = random().map_err(|error| {
         let cause = HandshakeError::Io(error);
@@ -70,7 +70,7 @@ pub fn migrate(
             remote,
             resumed: false,
         };
-        with_context(guest, options, watch, start, |shared, guest, handover| {
+        with_context(guest, options, control, start, |shared, guest, handover| {
             run(shared, guest, remote, handover)
         })
     })

@@ -89,10 +89,10 @@ pub struct SourceOptions {
     pub hot_first: bool,
     /// In post-copy: whether background pages are sent outwards from the last
     /// requested page.
-    pub follow: bool,
-    /// In post-copy: whether background bytes in flight are bounded, and less are
+    pub nearby_first: bool,
+    /// In post-copy: whether background bytes in flight are limited, and less are
     /// sent while a request is unanswered. Off only to measure what that costs.
-    pub bound: bool,
+    pub limit_in_flight: bool,
     /// In post-copy: whether the thread that reads page requests spins instead of
     /// sleeping. That occupies a processor.
     pub poll: bool,
@@ -130,8 +130,8 @@ impl Default for SourceOptions {
             background_delay: Duration::ZERO,
             read_ahead: ReadAhead::Adaptive,
             hot_first: true,
-            follow: true,
-            bound: true,
+            nearby_first: true,
+            limit_in_flight: true,
             poll: false,
             priority: Priority::ON,
             retry_for: RetryFor::NEVER,

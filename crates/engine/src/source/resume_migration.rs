@@ -32,7 +32,7 @@ pub fn resume_migrate(
     record: SourceRecord,
     remote: &Remote,
     options: &SourceOptions,
-    watch: &MigrateControl,
+    control: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     let options = SourceOptions {
         mode: record.mode,
@@ -43,41 +43,47 @@ pub fn resume_migrate(
         remote,
         resumed: true,
     };
-    with_context(guest, &options, watch, start, |shared, guest, handover| {
-        let outcome = match handover.stage() {
-            SourceStage::Committed => Some(Outcome::Paused),
-            SourceStage::HandedOver => Some(Outcome::AtDestination),
-            SourceStage::Owned | SourceStage::Done => None,
-        };
-        if let Some(outcome) = outcome {
-            guest
-                .check_paused()
-                .map_err(|error| MigrateError::new(error.into(), outcome))?;
-            guest.handing_over();
-        }
-        let handover = HandoverDriver {
-            shared,
-            guest,
-            handover,
-            remote,
-            unsent: Arc::new(UnsentPages::empty(shared.ram.layout().pages(), false)),
-            active: None,
-            retry_budget: RetryBudget::new(
-                shared
-                    .options
-                    .retry_for
-                    .within(shared.options.may_postcopy()),
-                Instant::now(),
-            ),
-            paused: None,
-            left_to_do: None,
-            committed: None,
-        };
-        let handover = handover.run(SourceEvent::Restarted)?;
-        Ok(MigrationResult {
-            handover,
-            rounds: 0,
-            postcopy: shared.options.mode != Mode::Precopy,
-        })
-    })
+    with_context(
+        guest,
+        &options,
+        control,
+        start,
+        |shared, guest, handover| {
+            let outcome = match handover.stage() {
+                SourceStage::Committed => Some(Outcome::Paused),
+                SourceStage::HandedOver => Some(Outcome::AtDestination),
+                SourceStage::Owned | SourceStage::Done => None,
+            };
+            if let Some(outcome) = outcome {
+                guest
+                    .check_paused()
+                    .map_err(|error| MigrateError::new(error.into(), outcome))?;
+                guest.handing_over();
+            }
+            let handover = HandoverDriver {
+                shared,
+                guest,
+                handover,
+                remote,
+                unsent: Arc::new(UnsentPages::empty(shared.ram.layout().pages(), false)),
+                active: None,
+                retry_budget: RetryBudget::new(
+                    shared
+                        .options
+                        .retry_for
+                        .within(shared.options.may_postcopy()),
+                    Instant::now(),
+                ),
+                paused: None,
+                left_to_do: None,
+                committed: None,
+            };
+            let handover = handover.run(SourceEvent::Restarted)?;
+            Ok(MigrationResult {
+                handover,
+                rounds: 0,
+                postcopy: shared.options.mode != Mode::Precopy,
+            })
+        },
+    )
 }

@@ -21,8 +21,8 @@ fn each_policy_can_be_switched_off() {
         |options| options.read_ahead = ReadAhead::Off,
         |options| options.read_ahead = ReadAhead::Fixed(8),
         |options| options.hot_first = false,
-        |options| options.follow = false,
-        |options| options.bound = false,
+        |options| options.nearby_first = false,
+        |options| options.limit_in_flight = false,
         |options| options.priority = Priority::OFF,
         |options| {
             options.poll = true;

@@ -10,13 +10,13 @@ pub(crate) struct BenchOptions {
     #[arg(long, hide = true)]
     pub no_hot_first: bool,
 
-    /// Post-copy: do not continue background pages from the last requested page
+    /// Post-copy: do not send background pages first that are close to the last requested page
     #[arg(long, hide = true)]
-    pub no_follow: bool,
+    pub no_nearby_first: bool,
 
     /// Post-copy: do not limit background bytes in flight
     #[arg(long, hide = true)]
-    pub no_bound: bool,
+    pub no_in_flight_limit: bool,
 
     /// Post-copy: send no background pages for this long after the switchover
     #[arg(

@@ -170,10 +170,10 @@ fn options_for_benchmarks_and_tests_are_hidden() {
         [
             "background-delay",
             "log-ranges",
-            "no-bound",
             "no-drain",
-            "no-follow",
             "no-hot-first",
+            "no-in-flight-limit",
+            "no-nearby-first",
             "no-priority",
             "poll"
         ]

@@ -61,13 +61,13 @@ pub(super) fn source(
         return Err(Exit::new(ExitStatus::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
-    let watch = MigrateControl {
+    let control = MigrateControl {
         cancel,
         control: SourceControl::new(),
         observer: Arc::new(Notices),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
-    if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
+    if let Err(error) = give_up_migrate(&mut guest, engine, &control) {
         let next = match error.outcome {
             Outcome::Stopped => {
                 let by_hand = resume_by_hand(&address);
@@ -145,12 +145,12 @@ pub(super) fn destination(
         }
     };
     let engine = entry.engine.clone();
-    let watch = ReceiveControl {
+    let control = ReceiveControl {
         cancel,
         observer: Arc::new(Notices),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
-    give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
+    give_up_receive(&mut *guest, engine, &control).map_err(|error| {
         cannot(Reason::from(&error.cause), &error).with("this command can be repeated")
     })?;
     if stage != DestinationStage::Complete {

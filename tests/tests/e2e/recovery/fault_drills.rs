@@ -15,7 +15,12 @@ use std::time::Duration;
 
 /// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages near
 /// the requested one: the guest misses pages until the end.
-const SLOW_BACKGROUND: [&str; 4] = ["--bandwidth", "16M", "--read-ahead=off", "--no-follow"];
+const SLOW_BACKGROUND: [&str; 4] = [
+    "--bandwidth",
+    "16M",
+    "--read-ahead=off",
+    "--no-nearby-first",
+];
 
 /// Longer than any drill.
 const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];

@@ -49,7 +49,7 @@ impl HandoverDriver<'_> {
         match self.handover.stage() {
             DestinationStage::Complete => {
                 let state = self.complete_guest();
-                self.watch.observer.notice(&format!(
+                self.control.observer.notice(&format!(
                     "{state}, but the source could not be notified: do not resume the guest there"
                 ));
                 Ok(self.complete(guest))
@@ -79,7 +79,7 @@ impl HandoverDriver<'_> {
         }
         self.guest.left_to_do = guest.complete();
         if let Some(what) = &self.guest.left_to_do {
-            self.watch.observer.notice(what);
+            self.control.observer.notice(what);
         }
     }
 
@@ -121,7 +121,7 @@ impl HandoverDriver<'_> {
                 DestinationStage::Complete => format!("{}, but: {error}", self.complete_guest()),
                 _ => error.to_string(),
             };
-            self.watch.observer.notice(&notice);
+            self.control.observer.notice(&notice);
         }
     }
 
@@ -175,7 +175,7 @@ impl HandoverDriver<'_> {
                 Report::new(&error)
             ),
         };
-        self.watch.observer.notice(&notice);
+        self.control.observer.notice(&notice);
     }
 
     /// The next stage could not be recorded.

@@ -24,7 +24,7 @@ use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, 
 pub fn give_up_receive(
     guest: &mut dyn DestinationGuest,
     mut record: DestinationRecord,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
 ) -> Result<(), ReceiveError> {
     let outcome = match record.stage {
         DestinationStage::Ready => Outcome::Paused,
@@ -33,7 +33,7 @@ pub fn give_up_receive(
     };
     let fail = |cause| ReceiveError { cause, outcome };
     record.given_up = true;
-    let mut handover = RecordedDestination::new(record, Arc::clone(&watch.journal));
+    let mut handover = RecordedDestination::new(record, Arc::clone(&control.journal));
     let mut events = vec![DestinationEvent::GivenUp];
     if handover.stage() == DestinationStage::Ready {
         // No source is connected.
@@ -51,10 +51,10 @@ pub fn give_up_receive(
                     if handover.stage() == DestinationStage::Complete
                         && let Some(what) = guest.complete()
                     {
-                        watch.observer.notice(&what);
+                        control.observer.notice(&what);
                     }
                     if let Err(error) = guest.release() {
-                        watch.observer.notice(&Report::new(&error).to_string());
+                        control.observer.notice(&Report::new(&error).to_string());
                     }
                 }
                 _ => {}

@@ -95,7 +95,7 @@ impl HandoverDriver<'_> {
                 }
                 _ => "the guest is paused",
             };
-            self.watch.observer.notice(&format!(
+            self.control.observer.notice(&format!(
                 "{}; {guest}, and nothing is lost. Waiting for the source for {} s",
                 Report::new(&lost),
                 wait.as_secs_f32()

@@ -55,7 +55,7 @@ const STATE_LIMIT_OF_STALL: u32 = 4;
 
 /// Performs the actions of the handover's state machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {
-    pub(crate) watch: &'a ReceiveControl,
+    pub(crate) control: &'a ReceiveControl,
     pub(crate) options: DestinationOptions,
     /// New connections.
     pub(crate) incoming: &'a Receiver<AcceptedLink>,
@@ -147,13 +147,13 @@ impl<'a> HandoverDriver<'a> {
         start: HandoverStart,
         DestinationRun {
             options,
-            watch,
+            control,
             incoming,
         }: DestinationRun<'a>,
     ) -> Self {
         let retry_for = options.retry_for.within(start.handover.record().postcopy);
         Self {
-            watch,
+            control,
             options: *options,
             incoming,
             handover: start.handover,
@@ -267,7 +267,7 @@ impl<'a> HandoverDriver<'a> {
         };
         if shut_down {
             self.guest.shut_down = true;
-            self.watch.observer.notice(SHUT_DOWN);
+            self.control.observer.notice(SHUT_DOWN);
             return (DestinationEvent::ShutDown, None);
         }
         (event, cause)
@@ -279,7 +279,7 @@ impl<'a> HandoverDriver<'a> {
         let known = guest.is_shut_down(limit);
         self.guest.is_unknown = known.is_none() && self.handover.record().running;
         if self.guest.is_unknown {
-            self.watch.observer.notice(STATE_UNKNOWN);
+            self.control.observer.notice(STATE_UNKNOWN);
         }
         known == Some(true)
     }

@@ -59,7 +59,7 @@ impl HandoverDriver<'_> {
             .connection
             .deadline
             .is_some_and(|at| Instant::now() >= at);
-        let cancelled = self.watch.cancel.is_cancelled();
+        let cancelled = self.control.cancel.is_cancelled();
         match &self.links {
             // Its answer, or the message to it, was lost: the next connection settles it.
             LinkState::Up(_) if late => {
@@ -73,9 +73,11 @@ impl HandoverDriver<'_> {
                 let lost = self.connection.lost.take();
                 Observation::Stop(lost.unwrap_or(DestinationFailure::Cancelled))
             }
-            LinkState::Up(_) if stage == DestinationStage::Running && self.watch.cancel.take() => {
+            LinkState::Up(_)
+                if stage == DestinationStage::Running && self.control.cancel.take() =>
+            {
                 // Handled: an operator who wants to stop although the links are lost asks again.
-                self.watch.observer.notice(
+                self.control.observer.notice(
                     "the guest runs here already and some of its pages are still at the source: not \
                      stopping before they have arrived",
                 );
@@ -145,7 +147,7 @@ impl HandoverDriver<'_> {
                     cause: LinkError::Closed,
                 }));
                 self.connection.reconnected = Some(source);
-                self.watch
+                self.control
                     .observer
                     .notice(&format!("the source has reconnected, from {peer}"));
                 Observation::Event(DestinationEvent::Connected(stage), None)

@@ -45,7 +45,7 @@ impl HandoverDriver<'_> {
             .map_err(io)?;
         let stream = Arc::new(link.stream);
         let (mut reader, mut writer) =
-            split(&stream, self.limits(), &self.watch.cancel).map_err(io)?;
+            split(&stream, self.limits(), &self.control.cancel).map_err(io)?;
         writer.set_progress_timeout(Some(self.options.stall_timeout));
         reader.set_deadline(Some(Instant::now() + HERE_TIMEOUT));
         let said = reader.control().map_err(DestinationFailure::link(DOING))?;
@@ -129,7 +129,7 @@ impl HandoverDriver<'_> {
             self.incoming,
             &expected,
             self.options.stall_timeout,
-            &self.watch.cancel,
+            &self.control.cancel,
         );
         let mut line = ActiveLinks::new(session, Vec::new());
         let begun = arrived.and_then(|arrived| {

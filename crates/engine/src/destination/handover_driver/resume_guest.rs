@@ -101,7 +101,7 @@ impl HandoverDriver<'_> {
         if running && let Some(frames) = &self.frames {
             frames.guest_runs();
         }
-        self.watch.observer.notice(if running {
+        self.control.observer.notice(if running {
             "the guest runs here now"
         } else {
             "the guest is here now, paused as it was"

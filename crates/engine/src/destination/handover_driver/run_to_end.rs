@@ -17,7 +17,7 @@ pub(crate) fn finish_handover(
     begun: Instant,
     first: DestinationEvent,
 ) -> Result<Account, ReceiveError> {
-    let (watch, options, context) = (driver.watch, driver.options, Arc::clone(&driver.context));
+    let (control, options, context) = (driver.control, driver.options, Arc::clone(&driver.context));
     let postcopy = driver.handover.record().postcopy;
     let running = driver.handover.record().running;
     let resumed = context.live.is_resumed();
@@ -37,7 +37,7 @@ pub(crate) fn finish_handover(
     let collapse = options
         .collapse
         .filter(|_| result.shut_down == Some(false))
-        .map(|rate| collapse::run(guest, rate, options.priority, watch));
+        .map(|rate| collapse::run(guest, rate, options.priority, control));
     Ok(Account {
         collapse,
         ..account

@@ -65,7 +65,7 @@ impl IncomingMigration<'_> {
         self.postcopy.join();
         if let Err(error) = guest.release() {
             self.run
-                .watch
+                .control
                 .observer
                 .notice(&Report::new(&error).to_string());
         }

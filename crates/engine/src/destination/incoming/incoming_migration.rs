@@ -55,7 +55,7 @@ impl<'a> IncomingMigration<'a> {
                 run.incoming,
                 expected,
                 options.stall_timeout,
-                &run.watch.cancel,
+                &run.control.cancel,
             )
             .inspect_err(|cause| session.send_last(&last_message(cause)))?;
         let Links {
@@ -147,7 +147,7 @@ impl<'a> IncomingMigration<'a> {
     }
 
     pub(crate) fn check(&self) -> Result<(), DestinationFailure> {
-        if self.run.watch.cancel.is_cancelled() {
+        if self.run.control.cancel.is_cancelled() {
             Err(DestinationFailure::Cancelled)
         } else {
             Ok(())
@@ -166,7 +166,7 @@ fn delivery(
         return None;
     }
     guest.deliver_frames().unwrap_or_else(|error| {
-        run.watch.observer.notice(&format!(
+        run.control.observer.notice(&format!(
             "frames that arrive for the guest while it is paused are lost: {}",
             Report::new(&error)
         ));

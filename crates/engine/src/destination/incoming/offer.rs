@@ -60,11 +60,11 @@ pub(crate) fn receive_offer<'a>(
     host: &'a mut dyn DestinationHost,
     link: AcceptedLink,
     options: &DestinationOptions,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
     over: impl Fn(),
 ) -> Result<(&'a mut dyn DestinationGuest, AcceptedOffer), NoGuest> {
     let id = link.id;
-    let mut source = OfferingSource::connected(link, options, watch, &over)?;
+    let mut source = OfferingSource::connected(link, options, control, &over)?;
     match source.control.reader.control().map_err(text)? {
         ToDestination::Offer {
             guest,
@@ -100,7 +100,7 @@ pub(crate) fn receive_offer<'a>(
                 Ok(ready) => ready,
                 Err(reason) => return Err(source.refuse(give_back(vm, reason))),
             };
-            if let Err(error) = source.accept(&warnings, host_pages(vm), watch) {
+            if let Err(error) = source.accept(&warnings, host_pages(vm), control) {
                 return Err(give_back(vm, text(&error)).into());
             }
             let offer = AcceptedOffer {
@@ -149,7 +149,7 @@ impl<'a> OfferingSource<'a> {
     fn connected(
         link: AcceptedLink,
         options: &DestinationOptions,
-        watch: &ReceiveControl,
+        control: &ReceiveControl,
         over: &'a dyn Fn(),
     ) -> Result<Self, String> {
         link.stream
@@ -160,8 +160,8 @@ impl<'a> OfferingSource<'a> {
         let limits = Limits { pages: 0 };
         let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
         // Until the commit, cancelling ends calls that block on the link.
-        reader.set_stop(watch.cancel.clone());
-        writer.set_stop(watch.cancel.clone());
+        reader.set_stop(control.cancel.clone());
+        writer.set_stop(control.cancel.clone());
         reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
         writer.set_progress_timeout(Some(options.peer_timeout));
         let control = ControlLink {
@@ -190,7 +190,7 @@ impl<'a> OfferingSource<'a> {
         &mut self,
         warnings: &[String],
         host_pages: Vec<u64>,
-        watch: &ReceiveControl,
+        control: &ReceiveControl,
     ) -> Result<(), LinkError> {
         let ControlLink {
             reader,
@@ -199,7 +199,7 @@ impl<'a> OfferingSource<'a> {
             ..
         } = &mut self.control;
         for what in warnings {
-            watch.observer.notice(what);
+            control.observer.notice(what);
             let what = what.clone();
             writer.control(&ToSource::Warning { what })?;
         }

@@ -55,7 +55,7 @@ impl Pushers {
             policy: Arc::clone(policy),
         };
         for (number, mut link) in links.into_iter().enumerate() {
-            if options.bound {
+            if options.limit_in_flight {
                 link.yield_to_urgent(shared.urgency.clone(), number_of_links as u64);
             }
             // The migration cannot be cancelled any more.
@@ -68,7 +68,7 @@ impl Pushers {
                     policy,
                     unsent,
                     &session.destination,
-                    options.follow,
+                    options.nearby_first,
                 ),
                 background_from,
                 policy: Arc::clone(policy),

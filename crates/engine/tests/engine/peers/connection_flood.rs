@@ -254,11 +254,11 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     let attempt = || {
         let mut guest = TestDestination::new(&machine, 1000);
         let mut source = TestSource::new(&machine, true, 1000);
-        let watch = receive_control(&Arc::default());
+        let control = receive_control(&Arc::default());
         thread::scope(|scope| {
             let receiving = scope.spawn(|| {
                 let options = DestinationOptions::default();
-                receive(&mut guest, &listener, &options, &watch)
+                receive(&mut guest, &listener, &options, &control)
             });
             while unknown_peers.connections.load(Ordering::Relaxed) < 1000 {
                 thread::sleep(Duration::from_millis(1));
@@ -270,7 +270,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
             let control = migrate_control(&Arc::default());
             let moved = migrate(&mut source, &remote, &options, &control);
             if moved.is_err() {
-                watch.cancel.cancel();
+                control.cancel.cancel();
             }
             (moved, receiving.join())
         })

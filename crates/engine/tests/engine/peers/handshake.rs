@@ -32,14 +32,14 @@ fn slow_connections_do_not_keep_a_source_out() {
         panic!("a unix socket")
     };
     let notices = Arc::new(Notices::default());
-    let watch = receive_control(&notices);
+    let control = receive_control(&notices);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             receive(
                 &mut guest,
                 &listener,
                 &DestinationOptions::default(),
-                &watch,
+                &control,
             )
         });
         // Connections that send nothing: all are closed at some time. (`connection_flood.rs` has
@@ -105,9 +105,9 @@ fn another_protocol_instead_of_a_greeting() {
                 let mut all = Vec::new();
                 let _ = peer.read_to_end(&mut all);
             });
-            let watch = migrate_control(&Arc::default());
+            let control = migrate_control(&Arc::default());
             let remote = address.clone().into();
-            migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap_err()
+            migrate(&mut source, &remote, &SourceOptions::default(), &control).unwrap_err()
         });
         assert_eq!(error.outcome, Outcome::AtSource);
         assert_eq!(machine.runs(), Some(Side::Source));

@@ -43,10 +43,10 @@ fn machine(source: &RamLayout, destination: &RamLayout) -> Arc<Machine> {
 fn moved_next(
     source: &mut TestSource,
     remote: &Remote,
-    watch: &MigrateControl,
+    control: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     loop {
-        let moved = migrate(source, remote, &SourceOptions::default(), watch);
+        let moved = migrate(source, remote, &SourceOptions::default(), control);
         match moved.as_ref().map_err(|error| &error.cause) {
             Err(SourceFailure::Connect {
                 cause: HandshakeError::Closed,

@@ -83,15 +83,15 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
     let mut source = TestSource::new(&machine, true, 1000);
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = receive_control(&Arc::default());
+    let control = receive_control(&Arc::default());
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let options = DestinationOptions::default();
-            receive(&mut guest, &listener, &options, &watch)
+            receive(&mut guest, &listener, &options, &control)
         });
         let way = catch_unwind(AssertUnwindSafe(|| way(&path(&listener))));
         let address = Address::Unix(way.unwrap_or_else(|failed| {
-            watch.cancel.cancel();
+            control.cancel.cancel();
             resume_unwind(failed)
         }));
         prepare(&source.script, path(&listener));

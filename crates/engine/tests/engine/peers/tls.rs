@@ -80,7 +80,7 @@ fn peers_that_violate_tls_at_a_destination() {
     };
     let listener = listener.with_tls(server);
     let notices = Arc::new(Notices::default());
-    let watch = receive_control(&notices);
+    let control = receive_control(&notices);
     let send = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(remote.address.to_string()).unwrap();
         stream.write_all(bytes).unwrap();
@@ -90,7 +90,7 @@ fn peers_that_violate_tls_at_a_destination() {
     thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let options = DestinationOptions::default();
-            receive(&mut guest, &listener, &options, &watch)
+            receive(&mut guest, &listener, &options, &control)
         });
         // In plain text: the answer is an alert that TLS is required, and no greeting.
         let alert = send(&greeted(9).encode());
@@ -147,8 +147,8 @@ fn a_destination_that_violates_tls() {
         };
         let error = thread::scope(|scope| {
             scope.spawn(|| script(listener.accept().unwrap().0));
-            let watch = migrate_control(&Arc::default());
-            migrate(&mut source, &remote, &SourceOptions::default(), &watch).unwrap_err()
+            let control = migrate_control(&Arc::default());
+            migrate(&mut source, &remote, &SourceOptions::default(), &control).unwrap_err()
         });
         assert_eq!(error.outcome, Outcome::AtSource);
         assert_eq!(machine.runs(), Some(Side::Source));

@@ -139,7 +139,13 @@ impl Done {
             let record = self.source_journal.last().unwrap();
             let remote = listener.address().clone().into();
             let options = SourceOptions::default();
-            let moved = resume_migrate(&mut source, record, &remote, &options, &self.watch());
+            let moved = resume_migrate(
+                &mut source,
+                record,
+                &remote,
+                &options,
+                &self.migrate_control(),
+            );
             (moved, receiving.map(|receiving| receiving.join().unwrap()))
         });
         assert_eq!(there.unwrap_err().outcome, Outcome::AtSource);
@@ -153,7 +159,7 @@ impl Done {
         self.machine.check(Side::Source);
     }
 
-    fn watch(&self) -> MigrateControl {
+    fn migrate_control(&self) -> MigrateControl {
         MigrateControl {
             cancel: CancelFlag::new(),
             control: SourceControl::new(),
@@ -192,7 +198,7 @@ impl Done {
         let mut guest = TestSource::new(&self.machine, true, self.device_bytes);
         prepare(&guest.script);
         let record = self.source_journal.last().unwrap();
-        give_up_migrate(&mut guest, record, &self.watch())
+        give_up_migrate(&mut guest, record, &self.migrate_control())
     }
 
     /// Resumes the migration at a source whose guest runs.
@@ -209,7 +215,7 @@ impl Done {
             record,
             &nowhere.into(),
             &options,
-            &self.watch(),
+            &self.migrate_control(),
         );
         assert_eq!(source.script.calls(), ["check_paused", "leave"]);
         assert!(!self.source_journal.is_closed());
@@ -232,7 +238,7 @@ impl Done {
         }
         let mut source = TestSource::new(machine, true, self.device_bytes);
         let mut destination = TestDestination::new(machine, self.device_bytes);
-        let (watch, receive_control) = (self.watch(), self.receive_control());
+        let (migrate_control, receive_control) = (self.migrate_control(), self.receive_control());
         destination.userfault = self.userfault;
         let folder = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&Address::Unix(folder.path().join("again"))).unwrap();
@@ -253,7 +259,13 @@ impl Done {
                 ..SourceOptions::default()
             };
             let remote = listener.address().clone().into();
-            let moved = resume_migrate(&mut source, source_record, &remote, &options, &watch);
+            let moved = resume_migrate(
+                &mut source,
+                source_record,
+                &remote,
+                &options,
+                &migrate_control,
+            );
             (moved, receiving.join().unwrap())
         });
         if let Err(error) = &there {

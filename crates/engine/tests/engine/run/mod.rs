@@ -238,13 +238,13 @@ impl Setup {
             // Nothing listens once it has ended, as with a program.
             let receiving = scope
                 .spawn(move || receive(destination, &listener, options_there, receive_control));
-            let watch = MigrateControl {
+            let control = MigrateControl {
                 cancel: source_cancel,
                 control: source_control,
                 observer: here,
                 journal: Arc::<Records<_>>::clone(&source_journal),
             };
-            let migrated = migrate(&mut source, &remote, &options, &watch);
+            let migrated = migrate(&mut source, &remote, &options, &control);
             let is_waiting = migrated.as_ref().is_err_and(|error| {
                 let cause = Report::new(&error.cause).to_string();
                 // Or the source has not connected to it.

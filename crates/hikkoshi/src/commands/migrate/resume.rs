@@ -89,8 +89,8 @@ pub(super) fn resume(
         auto: None,
     };
     let run = attached.begin(|reason, error| cannot(reason, error))?;
-    run.run(cancel, |guest, remote, options, watch| {
-        resume_migrate(guest, record, remote, options, watch)
+    run.run(cancel, |guest, remote, options, control| {
+        resume_migrate(guest, record, remote, options, control)
     })
 }
 

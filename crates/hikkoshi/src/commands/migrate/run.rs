@@ -160,7 +160,7 @@ impl SourceRun<'_> {
     ) -> Result<ExitStatus, Exit> {
         let control = SourceControl::new();
         self.publisher.set_control(&control);
-        let watch = MigrateControl {
+        let control = MigrateControl {
             cancel,
             control,
             observer: self.publisher.observer(),
@@ -171,7 +171,7 @@ impl SourceRun<'_> {
             set_command: set_command(&name, self.args.recovery.journals.given()),
             ..self.args.engine_options(&self.options)
         };
-        let result = engine(self.guest.source_guest(), &self.remote, &options, &watch);
+        let result = engine(self.guest.source_guest(), &self.remote, &options, &control);
         let done = result.as_ref().ok();
         let quit = done.and_then(|done| {
             outcome::end_qemu(

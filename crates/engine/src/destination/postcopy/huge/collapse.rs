@@ -29,7 +29,7 @@ pub(crate) fn run(
     guest: &mut dyn DestinationGuest,
     rate: NonZeroU64,
     priority: Priority,
-    watch: &ReceiveControl,
+    control: &ReceiveControl,
 ) -> CollapseAccount {
     let Some((process, hosts)) = guest.process_memory() else {
         return CollapseAccount {
@@ -37,7 +37,7 @@ pub(crate) fn run(
             ..CollapseAccount::default()
         };
     };
-    watch
+    control
         .observer
         .notice("every page is here; huge pages are being rebuilt (Ctrl-C ends that)");
     let ram = guest.ram();
@@ -46,7 +46,7 @@ pub(crate) fn run(
         process,
         ram,
         rate_limit: RateLimit::new(rate.get(), begun),
-        watch,
+        control,
         account: CollapseAccount::default(),
         again: Vec::new(),
         failures: Vec::new(),
@@ -83,7 +83,7 @@ struct Work<'a> {
     process: Arc<Process>,
     ram: Arc<GuestRam>,
     rate_limit: RateLimit,
-    watch: &'a ReceiveControl,
+    control: &'a ReceiveControl,
     account: CollapseAccount,
     /// Ranges whose pages were in use; they are tried once more at the end.
     again: Vec<HostRange>,
@@ -180,7 +180,7 @@ impl Work<'_> {
 
     /// Waits until the rate allows the next one; `false`: cancelled.
     fn keep_rate_limit(&mut self) -> bool {
-        while !self.watch.cancel.is_cancelled() {
+        while !self.control.cancel.is_cancelled() {
             let now = Instant::now();
             let wait = self.rate_limit.wait(now);
             if wait.is_zero() {

@@ -213,12 +213,12 @@ fn migrated_from(
             let _ = end.recv();
             drop(destination);
         });
-        let watch = MigrateControl {
+        let control = MigrateControl {
             cancel: cancel.clone(),
             ..migrate_control(&Arc::default())
         };
         let remote = listener.address().clone().into();
-        let result = migrate(&mut source, &remote, options, &watch);
+        let result = migrate(&mut source, &remote, options, &control);
         stop.cancel();
         let _: Result<(), _> = kept.try_send(());
         drop(kept);

@@ -28,7 +28,7 @@ fn the_number_of_background_links_is_limited() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = receive_control(&Arc::default());
+    let control = receive_control(&Arc::default());
     let limits = Limits::from(&layout);
     let offer = |links| {
         let mut offer = offer(&description, false);
@@ -43,7 +43,7 @@ fn the_number_of_background_links_is_limited() {
     let result = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let options = DestinationOptions::default();
-            receive(&mut guest, &listener, &options, &watch)
+            receive(&mut guest, &listener, &options, &control)
         });
         let mut streams = Vec::new();
         let mut link = |role, id| {

@@ -195,14 +195,14 @@ pub(super) fn receive_from(
     let limits = Limits::from(guest.ram().layout());
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = receive_control(&Arc::default());
+    let control = receive_control(&Arc::default());
     thread::scope(|scope| {
         scope.spawn(|| {
             let address = listener.address();
             let mut source = Source::connect(address, limits, &description, may_postcopy);
-            script(&mut source, address, &watch.cancel);
+            script(&mut source, address, &control.cancel);
         });
-        receive(guest, &listener, options, &watch)
+        receive(guest, &listener, options, &control)
     })
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct NextPages {
     unsent: Arc<UnsentPages>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
-    follow: bool,
+    nearby_first: bool,
     /// The first page of this link.
     start: Page,
     /// The next stream to read ahead.
@@ -76,7 +76,7 @@ impl NextPages {
         policy: &Arc<PushPolicy>,
         unsent: &Arc<UnsentPages>,
         destination: &RamLayout,
-        follow: bool,
+        nearby_first: bool,
     ) -> Self {
         let all = destination.all();
         let start = u128::from(all.len()) * link as u128 / links.max(1) as u128;
@@ -87,7 +87,7 @@ impl NextPages {
             policy: Arc::clone(policy),
             unsent: Arc::clone(unsent),
             destination: destination.clone(),
-            follow,
+            nearby_first,
             start,
             turn: 0,
             reading: PageRange::EMPTY,
@@ -177,7 +177,7 @@ impl NextPages {
     }
 
     fn outwards(&mut self, max: u64) -> Option<PageRange> {
-        if self.follow
+        if self.nearby_first
             && let Some(page) = self.policy.read_ahead.take_urgent()
         {
             let page = self.destination.host_page_range(page).start();
