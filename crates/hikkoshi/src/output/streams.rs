@@ -1,9 +1,9 @@
 //! Writes to standard error and standard output.
 //!
-//! Standard error has one format ([`line_format`](super::line_format)). It never makes a thread wait
-//! ([`stderr`]): a terminal that is stopped must not cost a guest. Nor must one that was closed, so
-//! write errors are ignored here (`println!` and `eprintln!` panic). Standard output has the result,
-//! which a thread of the engine never writes.
+//! Standard error has one format ([`line_format`](super::line_format)). It never makes a thread
+//! wait ([`stderr`]): a terminal that is stopped must not cost a guest. Nor must one that was
+//! closed, so write errors are ignored here (`println!` and `eprintln!` panic). Standard output has
+//! the result, which a thread of the engine never writes.
 //!
 //! What is written to standard output is sanitised here, as lines of standard error are there.
 
