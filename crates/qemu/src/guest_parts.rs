@@ -39,7 +39,7 @@ pub enum PageHolder {
 
 /// A device, a network backend or a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct GuestPart {
     /// Its path in QEMU's object tree, or its name.
     pub name: String,
     /// Its type.

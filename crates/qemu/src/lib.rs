@@ -142,8 +142,8 @@ pub use attach::preflight::{AllowedTypes, Excludes, Refusal, untested_libvirt_qe
 pub use attach::probe::{GuestState, LastMigration};
 pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 pub use check::{
-    Checked, CheckedGuest, CopiedPart, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine,
-    PageHolder, Part, Privileges, Verdict, check, check_by,
+    Checked, CheckedGuest, CopiedPart, GuestPart, Kernel, MemoryPart, NoUserfaultfd,
+    OfferedMachine, PageHolder, Privileges, Verdict, check, check_by,
 };
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;

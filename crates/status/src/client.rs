@@ -8,7 +8,7 @@ use std::time::Duration;
 use hikkoshi_linux::connect_unix;
 
 use crate::folder::{ParseError, parse};
-use crate::{MAX_LINE, Record, VERSION};
+use crate::{MAX_LINE, StatusRecord, VERSION};
 
 /// The records of an engine, as they come.
 #[derive(Debug)]
@@ -94,14 +94,14 @@ impl Follow {
         })
     }
 
-    /// The next record: first a [`Record::Recording`]. `None`: the engine has closed the socket;
-    /// without a [`Record::End`] before, it was killed. Kinds of records that this version does not
-    /// know are left out.
+    /// The next record: first a [`StatusRecord::Recording`]. `None`: the engine has closed the
+    /// socket; without a [`StatusRecord::End`] before, it was killed. Kinds of records that this
+    /// version does not know are left out.
     ///
     /// # Errors
     /// If reading fails or times out, or a line is not a record.
     #[allow(clippy::should_implement_trait)] // An iterator would continue after an error.
-    pub fn next(&mut self) -> Result<Option<Record>, FollowError> {
+    pub fn next(&mut self) -> Result<Option<StatusRecord>, FollowError> {
         loop {
             self.line.clear();
             let mut limited = (&mut self.reader).take(MAX_LINE as u64 + 1);
@@ -127,7 +127,7 @@ impl Follow {
         }
     }
 
-    fn parse(&self) -> Result<Option<Record>, FollowError> {
+    fn parse(&self) -> Result<Option<StatusRecord>, FollowError> {
         // One member, whose name says what it is.
         let members: serde_json::Map<String, serde_json::Value> =
             serde_json::from_slice(&self.line).map_err(|error| self.bad(error))?;
@@ -137,7 +137,7 @@ impl Follow {
             };
             let recording = serde_json::to_vec(recording).map_err(|error| self.bad(error))?;
             return match parse(&recording) {
-                Ok(recording) => Ok(Some(Record::Recording(Box::new(recording)))),
+                Ok(recording) => Ok(Some(StatusRecord::Recording(Box::new(recording)))),
                 Err(ParseError::Version(version)) => Err(FollowError::Version {
                     socket: self.socket.clone(),
                     version,
@@ -199,12 +199,12 @@ mod tests {
         let first = follow.next().unwrap().unwrap();
         assert_eq!(
             first,
-            Record::Recording(Box::new(recorder.recording().clone()))
+            StatusRecord::Recording(Box::new(recorder.recording().clone()))
         );
         for record in [
-            Record::State(Box::new(state(100))),
-            Record::Notice(recorder.notice(150, "a notice")),
-            Record::End(end()),
+            StatusRecord::State(Box::new(state(100))),
+            StatusRecord::Notice(recorder.notice(150, "a notice")),
+            StatusRecord::End(end()),
         ] {
             server.publish(&record);
             assert_eq!(follow.next().unwrap(), Some(record));
@@ -230,10 +230,10 @@ mod tests {
         let states = 2000;
         for number in 0..states {
             large.at_ms = number;
-            server.publish(&Record::State(Box::new(large.clone())));
+            server.publish(&StatusRecord::State(Box::new(large.clone())));
         }
-        server.publish(&Record::Notice(recorder.notice(1, "last")));
-        server.publish(&Record::End(end()));
+        server.publish(&StatusRecord::Notice(recorder.notice(1, "last")));
+        server.publish(&StatusRecord::End(end()));
         // What it has not accepted is bounded.
         assert!(server.pending() < 64 << 10);
         let reader = thread::spawn(move || {
@@ -250,8 +250,8 @@ mod tests {
             "{}",
             got.len()
         );
-        assert!(matches!(got[got.len() - 2], Record::Notice(_)));
-        assert!(matches!(got[got.len() - 1], Record::End(_)));
+        assert!(matches!(got[got.len() - 2], StatusRecord::Notice(_)));
+        assert!(matches!(got[got.len() - 1], StatusRecord::End(_)));
     }
 
     #[test]
@@ -265,7 +265,9 @@ mod tests {
         server.accept(&recorder);
         let mut most = 0;
         for at_ms in 0..20_000 {
-            server.publish(&Record::Notice(recorder.notice(at_ms, &"x".repeat(4000))));
+            server.publish(&StatusRecord::Notice(
+                recorder.notice(at_ms, &"x".repeat(4000)),
+            ));
             most = most.max(server.pending());
         }
         assert_eq!(server.pending(), 0, "it is gone");
@@ -273,7 +275,7 @@ mod tests {
     }
 
     /// What a socket sends, and what the client makes of it.
-    fn received(lines: &'static [u8]) -> Vec<Result<Option<Record>, FollowError>> {
+    fn received(lines: &'static [u8]) -> Vec<Result<Option<StatusRecord>, FollowError>> {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("a.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -310,14 +312,14 @@ mod tests {
     #[test]
     fn unknown_records_are_left_out() {
         let recorder = Recorder::new(migration());
-        let first = Record::Recording(Box::new(recorder.recording().clone()));
+        let first = StatusRecord::Recording(Box::new(recorder.recording().clone()));
         let mut lines = serde_json::to_vec(&first).unwrap();
         lines.extend_from_slice(
             b"\n{\"later\":1}\n{\"notice\":{\"at_ms\":1,\"text\":\"a\"}}\n{\"not",
         );
         let got = received(lines.leak());
         assert_eq!(got.len(), 3);
-        assert!(matches!(got[1], Ok(Some(Record::Notice(_)))));
+        assert!(matches!(got[1], Ok(Some(StatusRecord::Notice(_)))));
         assert!(matches!(got[2], Ok(None)), "the engine was killed");
     }
 }

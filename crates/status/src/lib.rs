@@ -47,11 +47,11 @@ mod recorder;
 mod server;
 
 pub use client::{Follow, FollowError};
-pub use folder::{Entry, FolderError, Kind, StatusFolder};
+pub use folder::{FolderError, StatusEntry, StatusEntryKind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
-    Block, DirtyRates, End, Engine, Frame, GuestRange, Memory, Migration, Notice, Record,
-    Recording, Sample, Unknown,
+    Block, DirtyRates, End, Engine, Frame, GuestRange, Memory, Migration, Notice, Recording,
+    Sample, StatusRecord, Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -69,7 +69,7 @@ impl RatesByCell {
 mod tests {
     use super::*;
     use crate::record::examples::{migration, state};
-    use crate::{Record, Recorder};
+    use crate::{Recorder, StatusRecord};
 
     /// A state of the second round.
     fn dirty(at_ms: u64, rates: &[u64]) -> State {
@@ -147,7 +147,7 @@ mod tests {
         for tenth in 50..100 {
             let state = dirty(tenth * 100, &[tenth % 7 * 100, 3]);
             recorder.add(state.clone());
-            follower.apply(Record::State(Box::new(state)));
+            follower.apply(StatusRecord::State(Box::new(state)));
         }
         let [here, there] = [&recorder, &follower].map(|it| it.recording().dirty_rates.clone());
         let (here, there) = (here.unwrap(), there.unwrap());

@@ -1,7 +1,9 @@
 //! Adds to a recording, and keeps it bounded.
 
 use crate::rates_by_cell::RatesByCell;
-use crate::{DirtyRates, End, Frame, MAX_CELLS, Migration, Notice, Record, Recording, Sample};
+use crate::{
+    DirtyRates, End, Frame, MAX_CELLS, Migration, Notice, Recording, Sample, StatusRecord,
+};
 use hikkoshi_account::{Map, State};
 
 /// The most samples. When there are more, every second one is dropped, and from then on half as
@@ -147,14 +149,14 @@ impl Recorder {
 
     /// Adds a record of the process that is followed. It need not get all states: those that are
     /// sampled are chosen by their times.
-    pub fn apply(&mut self, record: Record) {
+    pub fn apply(&mut self, record: StatusRecord) {
         match record {
-            Record::Recording(recording) => *self = Self::following(*recording),
-            Record::State(state) => self.add_followed(*state),
-            Record::Notice(notice) => {
+            StatusRecord::Recording(recording) => *self = Self::following(*recording),
+            StatusRecord::State(state) => self.add_followed(*state),
+            StatusRecord::Notice(notice) => {
                 self.notice(notice.at_ms, &notice.text);
             }
-            Record::End(end) => self.end(end),
+            StatusRecord::End(end) => self.end(end),
         }
     }
 
@@ -366,7 +368,7 @@ mod tests {
         for tenth in begun..states {
             recorder.add(counted(tenth));
             if tenth % step as u64 == 0 {
-                follower.apply(Record::State(Box::new(counted(tenth))));
+                follower.apply(StatusRecord::State(Box::new(counted(tenth))));
             }
         }
         (recorder.recording, follower.recording)
@@ -402,7 +404,7 @@ mod tests {
     fn a_process_whose_time_does_not_pass_can_be_followed() {
         let mut follower = Recorder::following(Recorder::new(migration()).recording);
         for _ in 0..3000 {
-            follower.apply(Record::State(Box::new(state(100))));
+            follower.apply(StatusRecord::State(Box::new(state(100))));
         }
         assert!(follower.recording().frames.len() <= FRAMES);
     }
@@ -422,7 +424,7 @@ mod tests {
         };
         long.notices = std::iter::repeat_n(notice, 10 * NOTICES).collect();
         let mut follower = Recorder::new(migration());
-        follower.apply(Record::Recording(Box::new(long)));
+        follower.apply(StatusRecord::Recording(Box::new(long)));
         let bounded = follower.recording();
         assert!(bounded.samples.len() <= SAMPLES && bounded.samples.len() > SAMPLES / 2);
         assert!(bounded.frames.len() <= FRAMES && bounded.frames.len() > FRAMES / 2);
@@ -432,9 +434,9 @@ mod tests {
     #[test]
     fn a_follower_applies_notices_and_the_end() {
         let mut follower = Recorder::following(Recorder::new(migration()).recording);
-        follower.apply(Record::State(Box::new(state(100))));
+        follower.apply(StatusRecord::State(Box::new(state(100))));
         for number in 0..300 {
-            follower.apply(Record::Notice(Notice {
+            follower.apply(StatusRecord::Notice(Notice {
                 at_ms: number,
                 text: "x".repeat(2 * NOTICE_BYTES),
             }));
@@ -447,7 +449,7 @@ mod tests {
             next: None,
             account: None,
         };
-        follower.apply(Record::End(end.clone()));
+        follower.apply(StatusRecord::End(end.clone()));
         let recording = follower.recording();
         assert_eq!(recording.notices.len(), NOTICES);
         let last = recording.notices.last().unwrap();

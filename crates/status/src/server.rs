@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_linux::bind_unix;
 
 use crate::folder::{FolderError, StatusFolder};
-use crate::{Record, Recorder};
+use crate::{Recorder, StatusRecord};
 
 /// The most clients at once.
 const CLIENTS: usize = 16;
@@ -90,12 +90,12 @@ impl StatusServer {
 
     /// Sends a record to all clients. A state replaces nothing: a client that has not accepted the
     /// records before does not get it.
-    pub fn publish(&mut self, record: &Record) {
+    pub fn publish(&mut self, record: &StatusRecord) {
         if self.clients.is_empty() {
             return;
         }
         let line = line(record);
-        let is_state = matches!(record, Record::State(_));
+        let is_state = matches!(record, StatusRecord::State(_));
         self.clients.retain_mut(|client| {
             if !is_state || client.pending.is_empty() {
                 client.pending.extend_from_slice(&line);
@@ -113,7 +113,9 @@ impl StatusServer {
                 continue;
             }
             let recording = recording.get_or_insert_with(|| {
-                line(&Record::Recording(Box::new(recorder.recording().clone())))
+                line(&StatusRecord::Recording(Box::new(
+                    recorder.recording().clone(),
+                )))
             });
             let mut client = Client {
                 stream,
@@ -179,7 +181,7 @@ impl Client {
 }
 
 /// A record as a line.
-fn line(record: &Record) -> Vec<u8> {
+fn line(record: &StatusRecord) -> Vec<u8> {
     // The records have no maps with other keys than strings, the only way to fail.
     let mut line = serde_json::to_vec(record).unwrap_or_default();
     line.push(b'\n');

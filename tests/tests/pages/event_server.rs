@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use hikkoshi_dashboard::{CONTENT_SECURITY_POLICY, asset};
-use hikkoshi_status::{Record, Recording};
+use hikkoshi_status::{Recording, StatusRecord};
 use serde_json::{Value, json};
 
 /// The event that follows the first recordings.
@@ -94,7 +94,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 /// An event with a record of a migration.
-pub(crate) fn status(name: &str, record: &Record) -> String {
+pub(crate) fn status(name: &str, record: &StatusRecord) -> String {
     event("status", &json!({ "name": name, "record": record }))
 }
 

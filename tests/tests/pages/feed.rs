@@ -1,7 +1,7 @@
 //! A recorded migration that is sent to the live page, state by state.
 
 use hikkoshi_account::{Side, State};
-use hikkoshi_status::{End, Record, Recorder, Recording};
+use hikkoshi_status::{End, Recorder, Recording, StatusRecord};
 use hikkoshi_tests::recordings::RecordedMigration;
 use hikkoshi_tests::{ShownPage, legend_of};
 
@@ -39,15 +39,17 @@ impl<'a> Feed<'a> {
     pub(crate) fn first(&self) -> String {
         status(
             &self.name,
-            &Record::Recording(Box::new(self.recorder.recording().clone())),
+            &StatusRecord::Recording(Box::new(self.recorder.recording().clone())),
         )
     }
 
     /// Sends the next states until one is as said, and all if none is.
     pub(crate) fn send_until(&mut self, last: impl Fn(&State) -> bool) {
         for state in self.recorded.states_of(self.side).skip(self.sent) {
-            self.server
-                .send(&status(&self.name, &Record::State(Box::new(state.clone()))));
+            self.server.send(&status(
+                &self.name,
+                &StatusRecord::State(Box::new(state.clone())),
+            ));
             self.recorder.add(state.clone());
             self.sent += 1;
             if last(state) {
@@ -59,7 +61,7 @@ impl<'a> Feed<'a> {
     pub(crate) fn end(&mut self) {
         let end: End = self.recorded.end_of(self.side).clone();
         self.server
-            .send(&status(&self.name, &Record::End(end.clone())));
+            .send(&status(&self.name, &StatusRecord::End(end.clone())));
         self.recorder.end(end);
     }
 

@@ -1,7 +1,7 @@
 //! The live page shows what engines record, while a migration moves.
 
 use hikkoshi_account::{Converges, Mode, Side};
-use hikkoshi_status::Record;
+use hikkoshi_status::StatusRecord;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 use serde_json::json;
@@ -210,7 +210,10 @@ fn a_long_migration_has_as_many_samples_as_the_engine_records() {
     for tick in 0..3000_u64 {
         state.at_ms = tick * 100;
         state.bytes.precopy += 1000 + tick;
-        server.send(&status(&feed.name, &Record::State(Box::new(state.clone()))));
+        server.send(&status(
+            &feed.name,
+            &StatusRecord::State(Box::new(state.clone())),
+        ));
         feed.recorder.add(state.clone());
     }
     shown.wait_for_state(&feed.name, state.at_ms);
@@ -252,7 +255,10 @@ fn with_a_limit_the_rates_are_level() {
         if at_ms >= 5000 {
             state.bytes_per_second = 0.0;
         }
-        server.send(&status(&feed.name, &Record::State(Box::new(state.clone()))));
+        server.send(&status(
+            &feed.name,
+            &StatusRecord::State(Box::new(state.clone())),
+        ));
     }
     shown.wait_for_state(&feed.name, state.at_ms);
     let drawn = "hikkoshi.live.sections.views.find(view => view.traffic).traffic.plot.data";

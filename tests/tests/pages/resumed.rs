@@ -124,7 +124,7 @@ fn the_page_shows_a_resumed_migration_as_one() {
             sent.reverse();
         }
         events.extend(sent.map(|(name, recording)| {
-            let record = hikkoshi_status::Record::Recording(Box::new(recording));
+            let record = hikkoshi_status::StatusRecord::Recording(Box::new(recording));
             status(&format!("{side:?}-{name}"), &record)
         }));
     }

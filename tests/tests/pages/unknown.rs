@@ -1,7 +1,7 @@
 //! What a side does not know has a dash on the live page, not a number.
 
 use hikkoshi_account::{Converges, Mode, Side, State};
-use hikkoshi_status::Record;
+use hikkoshi_status::StatusRecord;
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 
@@ -16,7 +16,7 @@ fn writes(shown: &ShownPage) -> [String; 2] {
 
 /// Sends a changed state.
 fn send(shown: &ShownPage, feed: &mut Feed<'_>, state: &State) {
-    let record = Record::State(Box::new(state.clone()));
+    let record = StatusRecord::State(Box::new(state.clone()));
     feed.server.send(&status(&feed.name, &record));
     feed.recorder.add(state.clone());
     shown.wait_for_state(&feed.name, state.at_ms);

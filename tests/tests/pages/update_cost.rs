@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hikkoshi_account::{Mode, Side};
-use hikkoshi_status::Record;
+use hikkoshi_status::StatusRecord;
 use hikkoshi_tests::ShownPage;
 use hikkoshi_tests::recordings::RecordedCase;
 
@@ -42,7 +42,10 @@ fn updates_of_a_large_guest_are_cheap() {
     shown.evaluate(MEASURE);
     for (from_source, from_destination) in recorded.states.iter().skip(begin) {
         for (feed, state) in [(&source, from_source), (&destination, from_destination)] {
-            server.send(&status(&feed.name, &Record::State(Box::new(state.clone()))));
+            server.send(&status(
+                &feed.name,
+                &StatusRecord::State(Box::new(state.clone())),
+            ));
         }
         std::thread::sleep(Duration::from_millis(100));
     }

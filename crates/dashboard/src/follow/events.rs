@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hikkoshi_status::{Record, Recording};
+use hikkoshi_status::{Recording, StatusRecord};
 use serde::Serialize;
 
 use super::subscription::Event;
@@ -26,7 +26,7 @@ struct Data<'a> {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Body<'a> {
-    Record(&'a Record),
+    Record(&'a StatusRecord),
     Recording { recording: &'a Recording },
 }
 
@@ -44,8 +44,8 @@ pub(super) fn recording_event(name: &str, recording: &Recording) -> Bytes {
 }
 
 /// A record of an engine.
-pub(super) fn status_event(name: &str, record: &Record) -> Event {
-    let is_state = matches!(record, Record::State(_));
+pub(super) fn status_event(name: &str, record: &StatusRecord) -> Event {
+    let is_state = matches!(record, StatusRecord::State(_));
     let data = Data {
         name: Some(name),
         record: Some(Body::Record(record)),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use hikkoshi_account::{Map, Side};
-use hikkoshi_status::{Continued, Record, Recorder, Recording};
+use hikkoshi_status::{Continued, Recorder, Recording, StatusRecord};
 
 use super::events::recording_event;
 
@@ -156,7 +156,7 @@ impl Known {
 
     /// Adds a further record of its engine. Returns it as it was joined to what is known. `None`:
     /// it changes nothing.
-    pub(super) fn apply(&mut self, record: Record) -> Option<Record> {
+    pub(super) fn apply(&mut self, record: StatusRecord) -> Option<StatusRecord> {
         let Content::Live(recorder) = &mut self.content else {
             return None;
         };

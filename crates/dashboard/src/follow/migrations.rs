@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use hikkoshi_account::Side;
-use hikkoshi_status::{Continued, Record, Recording};
+use hikkoshi_status::{Continued, Recording, StatusRecord};
 
 use super::events::{all_sent_event, gone_event, lost_event, status_event};
 use super::known::{Known, Whole};
@@ -174,11 +174,11 @@ impl Migrations {
     }
 
     /// An engine has sent a record. Returns whether it is still of interest.
-    pub(crate) fn apply(&self, name: &str, record: Record) -> bool {
+    pub(crate) fn apply(&self, name: &str, record: StatusRecord) -> bool {
         let mut state = self.lock();
         match record {
             _ if state.known(name).is_final() => return false,
-            Record::Recording(recording) => {
+            StatusRecord::Recording(recording) => {
                 let (recording, continued) = state.joined(name, *recording);
                 state.known(name).begin(recording, continued);
                 state.publish_recording(name);

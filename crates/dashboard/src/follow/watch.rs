@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_status::{Entry, Follow, FollowError, Kind, Recording, StatusFolder};
+use hikkoshi_status::{Follow, FollowError, Recording, StatusEntry, StatusEntryKind, StatusFolder};
 
 use super::Migrations;
 
@@ -70,8 +70,10 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
             .iter()
             .filter(move |entry| entry.kind == kind && is_plain(entry))
     };
-    let sockets: BTreeSet<&str> = has_kind(Kind::Socket).map(|it| &*it.name).collect();
-    let mut files: Vec<_> = has_kind(Kind::File).take(MAX_FILES).collect();
+    let sockets: BTreeSet<&str> = has_kind(StatusEntryKind::Socket)
+        .map(|it| &*it.name)
+        .collect();
+    let mut files: Vec<_> = has_kind(StatusEntryKind::File).take(MAX_FILES).collect();
     // The oldest first: a recording is joined to that of the engine before.
     files.reverse();
     for file in &files {
@@ -83,7 +85,7 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
             }
         }
     }
-    for socket in has_kind(Kind::Socket) {
+    for socket in has_kind(StatusEntryKind::Socket) {
         if migrations.must_follow(&socket.name) {
             follow_socket(socket, migrations, stop);
         }
@@ -94,13 +96,13 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
 }
 
 /// Whether the name can be part of a path of a request, as all names of engines can.
-fn is_plain(entry: &Entry) -> bool {
+fn is_plain(entry: &StatusEntry) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     !entry.name.is_empty() && entry.name.len() <= 100 && entry.name.bytes().all(is_plain)
 }
 
 /// Follows a socket in a thread of its own.
-fn follow_socket(entry: &Entry, migrations: &Migrations, stop: &Arc<AtomicBool>) {
+fn follow_socket(entry: &StatusEntry, migrations: &Migrations, stop: &Arc<AtomicBool>) {
     let (name, path) = (entry.name.clone(), entry.path.clone());
     let (followed, stop) = (migrations.clone(), Arc::clone(stop));
     let thread = thread::Builder::new().name("dash-follow".into());

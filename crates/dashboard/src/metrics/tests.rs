@@ -1,7 +1,7 @@
 //! Values of all metrics, and their bounds.
 
 use hikkoshi_account::{Converges, Side};
-use hikkoshi_status::{Record, Recorder};
+use hikkoshi_status::{Recorder, StatusRecord};
 
 use super::*;
 use crate::examples::{disks_state, end, migration, precopy_state, state};
@@ -17,8 +17,8 @@ fn add(migrations: &Migrations, side: Side, number: u32) -> String {
     let name = format!("{side:?}-{number}");
     let state = state(&migration, 3000);
     let recording = Recorder::new(migration).recording().clone();
-    migrations.apply(&name, Record::Recording(Box::new(recording)));
-    migrations.apply(&name, Record::State(Box::new(state)));
+    migrations.apply(&name, StatusRecord::Recording(Box::new(recording)));
+    migrations.apply(&name, StatusRecord::State(Box::new(state)));
     name
 }
 
@@ -34,8 +34,8 @@ fn metrics_of(side: Side, state: impl Fn(&hikkoshi_status::Migration, u64) -> St
     let migration = migration(side, 7, 4);
     let state = state(&migration, 3000);
     let recording = Recorder::new(migration).recording().clone();
-    migrations.apply("one", Record::Recording(Box::new(recording)));
-    migrations.apply("one", Record::State(Box::new(state)));
+    migrations.apply("one", StatusRecord::Recording(Box::new(recording)));
+    migrations.apply("one", StatusRecord::State(Box::new(state)));
     text(&migrations)
 }
 
@@ -221,8 +221,8 @@ fn what_is_not_known_is_not_a_zero() {
     let mut further = state(&resumed, 3000);
     further.rounds.clear();
     let recording = Recorder::new(resumed).recording().clone();
-    migrations.apply("one", Record::Recording(Box::new(recording)));
-    migrations.apply("one", Record::State(Box::new(further)));
+    migrations.apply("one", StatusRecord::Recording(Box::new(recording)));
+    migrations.apply("one", StatusRecord::State(Box::new(further)));
     assert_absent(&self::text(&migrations), &["rounds_total"]);
 }
 
@@ -247,12 +247,12 @@ fn each_family_has_samples_and_is_written_once() {
     let migrations = Migrations::new(&["moved"]);
     add(&migrations, Side::Destination, 1);
     let source = add(&migrations, Side::Source, 2);
-    migrations.apply(&source, Record::End(end(4, "guest_lost")));
+    migrations.apply(&source, StatusRecord::End(end(4, "guest_lost")));
     let begun = migration(Side::Source, 3, 4);
     let precopy = precopy_state(&begun, 3000);
     let recording = Recorder::new(begun).recording().clone();
-    migrations.apply("begun", Record::Recording(Box::new(recording)));
-    migrations.apply("begun", Record::State(Box::new(precopy)));
+    migrations.apply("begun", StatusRecord::Recording(Box::new(recording)));
+    migrations.apply("begun", StatusRecord::State(Box::new(precopy)));
     let text = text(&migrations);
     for family in FAMILIES {
         let begins = |line: &&&str| {
@@ -277,8 +277,8 @@ fn ends_are_counted_once_and_stay_counted() {
     let migrations = Migrations::new(&["moved"]);
     for number in 0..3 {
         let name = add(&migrations, Side::Source, number);
-        migrations.apply(&name, Record::End(end(0, "moved")));
-        migrations.apply(&name, Record::End(end(0, "moved")));
+        migrations.apply(&name, StatusRecord::End(end(0, "moved")));
+        migrations.apply(&name, StatusRecord::End(end(0, "moved")));
     }
     let lost = add(&migrations, Side::Source, 9);
     migrations.lose_killed(&lost);
@@ -312,7 +312,7 @@ fn an_engine_that_was_silent_is_counted_when_it_ends() {
         }
     };
     counts(0, 0);
-    migrations.apply(&name, Record::End(end(0, "moved")));
+    migrations.apply(&name, StatusRecord::End(end(0, "moved")));
     counts(0, 1);
 }
 
@@ -321,7 +321,10 @@ fn reasons_are_bounded() {
     let migrations = Migrations::new(&["moved"]);
     for number in 0..200 {
         let name = add(&migrations, Side::Source, number);
-        migrations.apply(&name, Record::End(end(1, &format!("reason_{number}"))));
+        migrations.apply(
+            &name,
+            StatusRecord::End(end(1, &format!("reason_{number}"))),
+        );
     }
     let text = text(&migrations);
     let ended = "hikkoshi_migrations_ended_total{";
@@ -374,7 +377,7 @@ fn a_migration_that_runs_has_metrics_although_ended_ones_are_newer() {
     add(&migrations, Side::Source, 0);
     for number in 1..100 {
         let name = add(&migrations, Side::Source, number);
-        migrations.apply(&name, Record::End(end(0, "moved")));
+        migrations.apply(&name, StatusRecord::End(end(0, "moved")));
     }
     let text = text(&migrations);
     let infos = text.matches("\nhikkoshi_migration_info{").count();
@@ -398,8 +401,8 @@ fn a_resumed_migration_has_one_set_of_metrics() {
     let mut further = state(&resumed, 2000);
     further.downtime_ms = None;
     let recording = Recorder::new(resumed).recording().clone();
-    migrations.apply("resumed", Record::Recording(Box::new(recording)));
-    migrations.apply("resumed", Record::State(Box::new(further)));
+    migrations.apply("resumed", StatusRecord::Recording(Box::new(recording)));
+    migrations.apply("resumed", StatusRecord::State(Box::new(further)));
     let text = text(&migrations);
     assert_eq!(text.matches("\nhikkoshi_migration_info{").count(), 1);
     assert!(text.contains("guest=\"resumed\""));
@@ -427,7 +430,7 @@ fn text_of_other_programs_cannot_add_metrics() {
     hostile.guest = "a\"} 1\nhikkoshi_migrations{state=\"running\"} 99\n# \\".into();
     hostile.host = "x".repeat(100_000);
     let recording = Recorder::new(hostile).recording().clone();
-    migrations.apply("hostile", Record::Recording(Box::new(recording)));
+    migrations.apply("hostile", StatusRecord::Recording(Box::new(recording)));
     let text = text(&migrations);
     let guest = r#"guest="a\"} 1\nhikkoshi_migrations{state=\"running\"} 99\n# \\""#;
     assert!(text.contains(guest), "{text}");

@@ -169,14 +169,14 @@ pub(super) struct Downtime {
     /// What this side has measured, in ms.
     pub(super) ms: f64,
     /// What that is of the downtime.
-    pub(super) bound: Bound,
+    pub(super) bound: DowntimeBound,
     /// How long the guest likely was paused, in ms, if that is known.
     pub(super) likely_ms: Option<f64>,
 }
 
 /// What a measured time is of the downtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum DowntimeBound {
     /// The source's ends when it has received the message that the guest runs.
     AtMost,
     /// The destination's begins with a message that the source sends after the pause.
@@ -196,9 +196,9 @@ impl Downtime {
         let likely_ms = likely_ms.or_else(|| state?.likely_downtime_ms);
         let is_paused = state.is_some_and(|state| state.guest_at == GuestAt::Paused);
         let bound = match recording.migration.side {
-            _ if is_paused || !recording.knows(Unknown::Side) => Bound::None,
-            Side::Source => Bound::AtMost,
-            Side::Destination => Bound::AtLeast,
+            _ if is_paused || !recording.knows(Unknown::Side) => DowntimeBound::None,
+            Side::Source => DowntimeBound::AtMost,
+            Side::Destination => DowntimeBound::AtLeast,
         };
         Some(Self {
             ms,
@@ -211,9 +211,9 @@ impl Downtime {
     pub(super) fn text(&self) -> String {
         let measured = duration(self.ms);
         let measured = match self.bound {
-            Bound::AtMost => format!("at most {measured}"),
-            Bound::AtLeast => format!("at least {measured}"),
-            Bound::None => measured,
+            DowntimeBound::AtMost => format!("at most {measured}"),
+            DowntimeBound::AtLeast => format!("at least {measured}"),
+            DowntimeBound::None => measured,
         };
         match self.likely_ms {
             Some(likely) => format!("about {}, {measured}", duration(likely)),

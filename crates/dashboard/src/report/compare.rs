@@ -4,7 +4,7 @@ use hikkoshi_account::{LatencySummary, Pages, Repeated, Repeats, Side, State};
 use hikkoshi_status::Unknown;
 
 use super::bars;
-use super::both_sides::{BothSides, Bound, Downtime, outcome};
+use super::both_sides::{BothSides, Downtime, DowntimeBound, outcome};
 use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
 use super::markup::{Column, Table, escape, panel, text};
 
@@ -269,7 +269,7 @@ fn downtime_chart(
         let likely = downtimes().map(|it| it?.likely_ms).collect();
         return chart("Guest paused for about", likely, &duration);
     }
-    let most = |it: Downtime| (it.bound != Bound::AtLeast).then_some(it.ms);
+    let most = |it: Downtime| (it.bound != DowntimeBound::AtLeast).then_some(it.ms);
     let most = downtimes().map(|it| most(it?)).collect();
     chart("Guest paused for at most", most, &duration)
 }

@@ -126,7 +126,7 @@ impl Client {
     }
 
     /// The next record, with the name of its entry.
-    pub(crate) fn record(&mut self) -> (String, hikkoshi_status::Record) {
+    pub(crate) fn record(&mut self) -> (String, hikkoshi_status::StatusRecord) {
         let (kind, mut data) = self.event();
         assert_eq!(kind, "status", "{data}");
         let name = data["name"].as_str().unwrap().to_owned();

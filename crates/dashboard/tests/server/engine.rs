@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hikkoshi_account::State;
 use hikkoshi_status::{
-    End, Entry, Migration, Record, Recorder, Recording, StatusFolder, StatusServer,
+    End, Migration, Recorder, Recording, StatusEntry, StatusFolder, StatusRecord, StatusServer,
 };
 
 /// A thread that serves a status socket.
@@ -31,7 +31,7 @@ impl Engine {
         let server = StatusServer::start(folder, &recorder).unwrap();
         let entries = folder.entries().unwrap();
         let end = format!("-{}-", recorder.recording().migration.pid);
-        let is_own = |entry: &&Entry| entry.name.contains(&end);
+        let is_own = |entry: &&StatusEntry| entry.name.contains(&end);
         let name = entries.iter().find(is_own).unwrap().name.clone();
         let (orders, received) = channel();
         let own_folder = folder.clone();
@@ -83,11 +83,11 @@ fn serve(
         match orders.recv_timeout(Duration::from_millis(2)) {
             Ok(Order::State(state)) => {
                 recorder.add((*state).clone());
-                server.publish(&Record::State(state));
+                server.publish(&StatusRecord::State(state));
             }
             Ok(Order::Notice(text)) => {
                 let notice = recorder.notice(1, &text);
-                server.publish(&Record::Notice(notice));
+                server.publish(&StatusRecord::Notice(notice));
             }
             Ok(Order::Store(stored)) => {
                 folder.store(recorder.recording()).unwrap();
@@ -95,7 +95,7 @@ fn serve(
             }
             Ok(Order::End(end)) => {
                 recorder.end((*end).clone());
-                server.publish(&Record::End(*end));
+                server.publish(&StatusRecord::End(*end));
                 folder.store(recorder.recording()).unwrap();
                 server.finish();
                 break;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_account::{Map, Side};
 use hikkoshi_dashboard::Limits;
-use hikkoshi_status::{Record, Recording};
+use hikkoshi_status::{Recording, StatusRecord};
 
 use crate::client::Client;
 use crate::engine::Engine;
@@ -40,17 +40,17 @@ fn a_reader_gets_the_recording_then_each_change_and_the_end() {
     let name = engine.name.clone();
     let mut early = Client::events(server.address);
     let (whose, record) = early.record();
-    let Record::Recording(begin) = record else {
+    let StatusRecord::Recording(begin) = record else {
         panic!("{record:?}");
     };
     assert_eq!((whose, &begin.migration), (name.clone(), &migration));
 
     engine.state(first.clone());
-    let state_of = |record| (name.clone(), Record::State(Box::new(record)));
+    let state_of = |record| (name.clone(), StatusRecord::State(Box::new(record)));
     assert_eq!(early.record(), state_of(first.clone()));
     // One that comes later gets the same in its recording.
     let mut late = Client::events(server.address);
-    let (_, Record::Recording(later)) = late.record() else {
+    let (_, StatusRecord::Recording(later)) = late.record() else {
         panic!("a recording comes first");
     };
     assert_eq!(later.state, Some(first));
@@ -66,17 +66,20 @@ fn a_reader_gets_the_recording_then_each_change_and_the_end() {
     let file = server.folder.path().join(format!("{name}.json"));
     for reader in [&mut early, &mut late] {
         assert_eq!(reader.record(), state_of(second.clone()));
-        let (_, Record::Notice(notice)) = reader.record() else {
+        let (_, StatusRecord::Notice(notice)) = reader.record() else {
             panic!("a notice");
         };
         assert_eq!(notice.text, "a notice");
         // The end from the socket, unless the file was read before. Then what the file has.
         let (_, mut record) = reader.record();
-        if let Record::End(ended) = &record {
+        if let StatusRecord::End(ended) = &record {
             assert_eq!(Some(ended), recorded.end.as_ref());
             record = reader.record().1;
         }
-        assert_eq!(record, Record::Recording(Box::new(short(recorded.clone()))));
+        assert_eq!(
+            record,
+            StatusRecord::Recording(Box::new(short(recorded.clone())))
+        );
     }
     let text = server.get(&format!("/api/migrations/{name}")).body;
     assert_eq!(text, serde_json::to_string(&recorded).unwrap());
@@ -108,7 +111,7 @@ fn a_killed_engine_is_lost_and_its_recording_stays() {
     assert!(text.contains("its engine was killed"), "{text}");
     // One that comes later gets both.
     let mut late = Client::events(server.address);
-    let (_, Record::Recording(recording)) = late.record() else {
+    let (_, StatusRecord::Recording(recording)) = late.record() else {
         panic!("a recording");
     };
     assert_eq!(recording.state.map(|state| state.at_ms), Some(100));
@@ -209,7 +212,7 @@ fn a_resumed_migration_has_what_both_engines_recorded() {
         match reader.event() {
             (kind, data) if kind == "status" && data["name"] == *engine.name => {
                 match serde_json::from_value(data["record"].clone()).unwrap() {
-                    Record::State(state) => break *state,
+                    StatusRecord::State(state) => break *state,
                     _ => continue,
                 }
             }
@@ -313,23 +316,23 @@ fn a_reader_that_does_not_read_misses_states_and_delays_no_other() {
     let states = 600;
     for number in 1..=states {
         engine.state(state(&migration, number * 100));
-        let (_, Record::State(state)) = fast.record() else {
+        let (_, StatusRecord::State(state)) = fast.record() else {
             panic!("a state");
         };
         assert_eq!(state.at_ms, number * 100);
     }
     engine.notice("the last");
-    assert!(matches!(fast.record().1, Record::Notice(_)));
+    assert!(matches!(fast.record().1, StatusRecord::Notice(_)));
     let (mut got, mut last) = (0, 0);
-    assert!(matches!(slow.record().1, Record::Recording(_)));
+    assert!(matches!(slow.record().1, StatusRecord::Recording(_)));
     loop {
         match slow.record().1 {
-            Record::State(state) => {
+            StatusRecord::State(state) => {
                 got += 1;
                 assert!(state.at_ms > last);
                 last = state.at_ms;
             }
-            Record::Notice(notice) => break assert_eq!(notice.text, "the last"),
+            StatusRecord::Notice(notice) => break assert_eq!(notice.text, "the last"),
             other => panic!("{other:?}"),
         }
     }

@@ -13,9 +13,9 @@ use hikkoshi_status::StatusFolder;
 use crate::args::{Cancel, RunningMigration, SetLimits, Switch};
 use crate::commands::resume_command::resume_command;
 use crate::commands::status::{Choice, SeenMigrations, choose, none};
-use crate::journal::{self, DestinationEntry, Entry, SourceEntry};
+use crate::journal::{self, DestinationEntry, JournalEntry, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{Seen, table};
+use crate::output::migrations::{SeenMigration, table};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::status::ShownChange;
@@ -105,7 +105,7 @@ fn refused(guest: &str, refusal: &Refusal) -> Exit {
     Exit::new(ExitStatus::Failed, Reason::Unsupported, what).with("nothing was changed")
 }
 
-fn at_destination(seen: &Seen) -> Exit {
+fn at_destination(seen: &SeenMigration) -> Exit {
     let migration = &seen.migration;
     let what = format!(
         "{}: this host is its destination, and the source decides",
@@ -120,7 +120,7 @@ fn at_destination(seen: &Seen) -> Exit {
     ))
 }
 
-fn ended(seen: &Seen) -> Exit {
+fn ended(seen: &SeenMigration) -> Exit {
     let how = match &seen.end {
         Some(end) => format!(": {}", end.message),
         None => String::new(),
@@ -130,7 +130,7 @@ fn ended(seen: &Seen) -> Exit {
 }
 
 /// Its engine was killed. What resumes it is in its journal.
-fn killed(seen: &Seen, run_folder: &Path) -> Exit {
+fn killed(seen: &SeenMigration, run_folder: &Path) -> Exit {
     let migration = &seen.migration;
     let what = format!(
         "{}: the engine of this migration (process {}) was killed",
@@ -158,14 +158,14 @@ fn killed(seen: &Seen, run_folder: &Path) -> Exit {
 }
 
 /// The command that resumes the migration whose journal `is` this one.
-fn resume<E: Entry>(run_folder: &Path, is: impl Fn(&E) -> bool) -> Option<String> {
+fn resume<E: JournalEntry>(run_folder: &Path, is: impl Fn(&E) -> bool) -> Option<String> {
     let found = journal::find::<E>(run_folder, None).ok()?;
     let (path, _) = found.into_iter().find(|(_, entry)| is(entry))?;
     Some(resume_command::<E>(&path))
 }
 
 /// Lists the migrations, and asks for one of them.
-fn ambiguous(several: &[&Seen]) -> Exit {
+fn ambiguous(several: &[&SeenMigration]) -> Exit {
     let rows = table(several, None);
     rows.iter().for_each(|row| streams::notice(&row.text));
     let what = format!("there are {} migrations that run", several.len());

@@ -13,7 +13,7 @@ use crate::args::RecoveryOptions;
 use crate::commands::monitor;
 use crate::commands::no_journal::no_journal;
 use crate::commands::resume_command::{cannot_resume, quoted};
-use crate::journal::{self, Entry, JournalFile};
+use crate::journal::{self, JournalEntry, JournalFile};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
@@ -29,7 +29,7 @@ pub(super) fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool 
 }
 
 /// Locks and reads the journal in `file`, or the one that the options lead to.
-pub(super) fn find<E: Entry>(
+pub(super) fn find<E: JournalEntry>(
     guest: Option<&NamedGuest>,
     recovery: &RecoveryOptions,
     file: Option<&Path>,
@@ -55,7 +55,7 @@ pub(super) fn find<E: Entry>(
 }
 
 /// A journal that cannot be used now, whatever it says: its migration is not finished.
-fn unusable<E: Entry>(path: &Path, error: &io::Error) -> Exit {
+fn unusable<E: JournalEntry>(path: &Path, error: &io::Error) -> Exit {
     let what = format!("reading the journal: {}", Report::new(error));
     let reason = match error.kind() {
         // Of the lock: files do not block.
@@ -65,7 +65,7 @@ fn unusable<E: Entry>(path: &Path, error: &io::Error) -> Exit {
     cannot_resume::<E>(reason, &io::Error::other(what), path)
 }
 
-fn search<E: Entry>(
+fn search<E: JournalEntry>(
     guest: Option<&NamedGuest>,
     recovery: &RecoveryOptions,
 ) -> Result<PathBuf, Exit> {

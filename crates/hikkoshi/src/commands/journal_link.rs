@@ -7,14 +7,14 @@ use std::path::Path;
 
 use hikkoshi_qemu::FindProcessError;
 
-use crate::journal::{Entry, JournalFile, absolute};
+use crate::journal::{JournalEntry, JournalFile, absolute};
 
 /// Makes `link` lead to the journal `file`, which need not exist yet.
 ///
 /// # Errors
 /// When it leads to the journal of another migration that may be unfinished, when something else
 /// has that name, or when it cannot be made.
-pub(super) fn make<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
+pub(super) fn make<E: JournalEntry>(link: &Path, file: &JournalFile) -> io::Result<()> {
     let link = absolute(link);
     let about = |error: &io::Error| {
         let error = error.to_string();
@@ -24,7 +24,7 @@ pub(super) fn make<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> 
     replace(&link, file.path()).map_err(|error| about(&error))
 }
 
-fn check<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
+fn check<E: JournalEntry>(link: &Path, file: &JournalFile) -> io::Result<()> {
     // Otherwise nobody could resume by it.
     JournalFile::check_place(link)?;
     match fs::symlink_metadata(link) {
@@ -57,7 +57,7 @@ fn check<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
 }
 
 /// Whether the migration may still be resumed.
-fn is_unfinished<E: Entry>(entry: &E) -> Result<bool, FindProcessError> {
+fn is_unfinished<E: JournalEntry>(entry: &E) -> Result<bool, FindProcessError> {
     if entry.is_given_up() {
         // Its own path, which was reported, is enough to answer its source.
         return Ok(false);

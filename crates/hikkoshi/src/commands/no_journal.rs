@@ -5,12 +5,12 @@ use hikkoshi_qemu::{GuestState, LastMigration, MOVED_STATE};
 
 use crate::args::{DomainOptions, NamedGuest};
 use crate::commands::monitor;
-use crate::journal::{Entry, SourceEntry};
+use crate::journal::{JournalEntry, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
 /// There is nothing to resume, because of `what`.
-pub(super) fn no_journal<E: Entry>(guest: Option<&NamedGuest>, what: &str) -> Exit {
+pub(super) fn no_journal<E: JournalEntry>(guest: Option<&NamedGuest>, what: &str) -> Exit {
     let state = match guest.map(|guest| monitor::find(guest, &DomainOptions::default())) {
         Some(Ok(monitor)) => GuestState::query(&*monitor),
         Some(Err(error)) => Err(Report::new(&error).to_string()),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::args::RecoveryOptions;
 use crate::commands::shell_words;
-use crate::journal::{self, Entry};
+use crate::journal::{self, JournalEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
@@ -14,7 +14,7 @@ pub(super) const GIVE_UP_HINT: &str = "(If the other side is permanently lost, a
                                 command below: it explains the consequences first.)";
 
 /// The command that resumes the migration in `journal`. All that it needs is stored there.
-pub(super) fn resume_command<E: Entry>(journal: &Path) -> String {
+pub(super) fn resume_command<E: JournalEntry>(journal: &Path) -> String {
     format!("hikkoshi {} --resume={}", E::COMMAND, quoted(journal))
 }
 
@@ -28,7 +28,11 @@ pub(super) fn set_command(guest: &str, folder: Option<&Path>) -> String {
 }
 
 /// A migration that cannot be resumed now.
-pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal: &Path) -> Exit {
+pub(super) fn cannot_resume<E: JournalEntry>(
+    reason: Reason,
+    error: &dyn Error,
+    journal: &Path,
+) -> Exit {
     let again = resume_command::<E>(journal);
     let next = format!(
         "nothing was changed, and the journal is unchanged. When the cause is removed: {again}"
@@ -40,7 +44,7 @@ pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal
 
 /// An option, a file or an address that cannot be used to resume the migration in `journal`, which
 /// stays unfinished.
-pub(super) fn not_resumed<E: Entry>(journal: &Path) -> impl Fn(Exit) -> Exit + use<E> {
+pub(super) fn not_resumed<E: JournalEntry>(journal: &Path) -> impl Fn(Exit) -> Exit + use<E> {
     let again = resume_command::<E>(journal);
     move |exit| {
         exit.while_unfinished()

@@ -11,7 +11,7 @@ use hikkoshi_qemu::{FindProcessError, QemuIdentity};
 
 use crate::args::NamedGuest;
 use crate::commands::find_journal::{may_exist, may_listen};
-use crate::journal::{self, Entry};
+use crate::journal::{self, JournalEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
@@ -46,7 +46,7 @@ pub(super) struct Undecided {
 ///
 /// # Errors
 /// When the folder cannot be searched.
-pub(super) fn find<'a, E: Entry + 'a>(
+pub(super) fn find<'a, E: JournalEntry + 'a>(
     folder: &Path,
     qemu: Searched<'a>,
 ) -> io::Result<impl Iterator<Item = Result<(PathBuf, E), Undecided>> + 'a> {

@@ -50,7 +50,7 @@ pub(crate) struct DestinationEntry {
 }
 
 /// A journal of either side.
-pub(crate) trait Entry: fmt::Debug + Send + Serialize + DeserializeOwned {
+pub(crate) trait JournalEntry: fmt::Debug + Send + Serialize + DeserializeOwned {
     /// The side, for file names.
     const SIDE: &'static str;
     /// The command that resumes this side.
@@ -84,7 +84,7 @@ mod as_text {
     }
 }
 
-impl Entry for SourceEntry {
+impl JournalEntry for SourceEntry {
     const SIDE: &'static str = "source";
     const COMMAND: &'static str = "migrate";
     type EngineRecord = SourceRecord;
@@ -106,7 +106,7 @@ impl Entry for SourceEntry {
     }
 }
 
-impl Entry for DestinationEntry {
+impl JournalEntry for DestinationEntry {
     const SIDE: &'static str = "destination";
     const COMMAND: &'static str = "receive";
     type EngineRecord = DestinationRecord;

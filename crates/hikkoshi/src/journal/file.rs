@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use error_reporter::Report;
 use hikkoshi_qemu::QemuIdentity;
 
-use super::entry::{DestinationEntry, Entry};
+use super::entry::{DestinationEntry, JournalEntry};
 use super::lock::{JournalLock, LockHolder};
 use super::paths::absolute;
 use super::permissions;
@@ -30,7 +30,10 @@ impl JournalFile {
     ///
     /// # Errors
     /// When the folder cannot be used, or another process holds the lock.
-    pub(crate) fn for_qemu<E: Entry>(folder: &Path, identity: &QemuIdentity) -> io::Result<Self> {
+    pub(crate) fn for_qemu<E: JournalEntry>(
+        folder: &Path,
+        identity: &QemuIdentity,
+    ) -> io::Result<Self> {
         Self::make_folder(folder)?;
         let name = format!("{}-{}-{}.json", E::SIDE, identity.pid, identity.start_time);
         Self::lock(&folder.join(name))
@@ -114,7 +117,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When it cannot be read or decoded.
-    pub(crate) fn read<E: Entry>(&self) -> io::Result<Option<E>> {
+    pub(crate) fn read<E: JournalEntry>(&self) -> io::Result<Option<E>> {
         read(&self.path)
     }
 
@@ -122,7 +125,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When it cannot be read or decoded.
-    pub(crate) fn read_at<E: Entry>(path: &Path) -> io::Result<Option<E>> {
+    pub(crate) fn read_at<E: JournalEntry>(path: &Path) -> io::Result<Option<E>> {
         read(path)
     }
 
@@ -151,7 +154,7 @@ impl JournalFile {
     ///
     /// # Errors
     /// When it cannot be encoded or written.
-    pub(crate) fn write<E: Entry>(&self, entry: &E) -> io::Result<()> {
+    pub(crate) fn write<E: JournalEntry>(&self, entry: &E) -> io::Result<()> {
         let before = match std::fs::read(&self.path) {
             Ok(before) => Some(before),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -238,7 +241,7 @@ impl Drop for JournalFile {
 ///
 /// # Errors
 /// When it cannot be read or decoded.
-pub(super) fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
+pub(super) fn read<E: JournalEntry>(path: &Path) -> io::Result<Option<E>> {
     let text = match permissions::open(path) {
         Ok(file) => permissions::read(file, MAX_BYTES),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::entry::{DestinationEntry, Entry, SourceEntry};
+use super::entry::{DestinationEntry, JournalEntry, SourceEntry};
 use super::file::{self, JournalFile};
 use super::paths::absolute;
 use super::permissions;
@@ -22,7 +22,7 @@ pub(crate) fn is_hidden(folder: &Path) -> bool {
 ///
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
-pub(crate) fn find<E: Entry>(
+pub(crate) fn find<E: JournalEntry>(
     folder: &Path,
     guest: Option<&NamedGuest>,
 ) -> io::Result<Vec<(PathBuf, E)>> {
@@ -47,7 +47,7 @@ pub(crate) struct FoundJournals<E> {
 ///
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
-pub(crate) fn search<E: Entry>(
+pub(crate) fn search<E: JournalEntry>(
     folder: &Path,
     guest: Option<&NamedGuest>,
 ) -> io::Result<FoundJournals<E>> {
@@ -88,7 +88,7 @@ pub(crate) fn search<E: Entry>(
 }
 
 /// A journal of one side in `folder` that cannot be read, such as one of another version.
-pub(crate) fn unreadable<E: Entry>(folder: &Path) -> Option<(PathBuf, io::Error)> {
+pub(crate) fn unreadable<E: JournalEntry>(folder: &Path) -> Option<(PathBuf, io::Error)> {
     let files = std::fs::read_dir(absolute(folder)).ok()?;
     files
         .filter_map(|file| Some(file.ok()?.path()))
@@ -100,7 +100,7 @@ pub(crate) fn unreadable<E: Entry>(folder: &Path) -> Option<(PathBuf, io::Error)
 }
 
 /// Whether a file has the name of a journal of this side.
-fn is_journal<E: Entry>(path: &Path) -> bool {
+fn is_journal<E: JournalEntry>(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(E::SIDE))
         && path.extension().is_some_and(|e| e == "json")

@@ -16,7 +16,7 @@ mod paths;
 mod permissions;
 mod record;
 
-pub(crate) use entry::{DestinationEntry, Entry, SourceEntry};
+pub(crate) use entry::{DestinationEntry, JournalEntry, SourceEntry};
 pub(crate) use file::JournalFile;
 pub(crate) use folder::{find, is_hidden, search, unreadable};
 pub(crate) use lock::{LockHolder, is_held};

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use hikkoshi_handover::Journal;
 
-use super::entry::Entry;
+use super::entry::JournalEntry;
 use super::file::JournalFile;
 
 /// A journal whose content, except for the engine's record, stays as it was read.
@@ -16,14 +16,14 @@ pub(crate) struct OfflineJournal<E> {
     entry: Mutex<E>,
 }
 
-impl<E: Entry> OfflineJournal<E> {
+impl<E: JournalEntry> OfflineJournal<E> {
     pub(crate) fn new(file: JournalFile, entry: E) -> Self {
         let entry = Mutex::new(entry);
         Self { file, entry }
     }
 }
 
-impl<E: Entry> Journal<E::EngineRecord> for OfflineJournal<E> {
+impl<E: JournalEntry> Journal<E::EngineRecord> for OfflineJournal<E> {
     fn record(&self, record: &E::EngineRecord) -> io::Result<()> {
         let mut entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
         *entry.engine_mut() = record.clone();

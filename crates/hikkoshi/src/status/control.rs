@@ -15,7 +15,7 @@ pub(super) fn handle(command: Command, control: &SourceControl, notice: &dyn Fn(
         Command::Set(set) => match change(set) {
             Ok(change) => control.change(change).map(|before| {
                 let changed = changed(set, before);
-                notice(&format!("'hikkoshi set': {}", Shown(&changed)));
+                notice(&format!("'hikkoshi set': {}", ShownChange(&changed)));
                 Outcome::Changed(changed)
             }),
             Err(refused) => return refused,
@@ -67,9 +67,9 @@ fn changed(set: Set, before: hikkoshi_engine::MigrationLimits) -> Changed {
 }
 
 /// Limits that were changed, for people.
-pub(crate) struct Shown<'a>(pub(crate) &'a Changed);
+pub(crate) struct ShownChange<'a>(pub(crate) &'a Changed);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for ShownChange<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if let Some(Change { old, new }) = self.0.bandwidth {
@@ -153,7 +153,7 @@ mod tests {
             max_downtime_ms: Some(Change { old: 300, new: 20 }),
         };
         assert_eq!(
-            Shown(&changed).to_string(),
+            ShownChange(&changed).to_string(),
             "bandwidth: none -> 0.0048 MiB/s, max-downtime: 300 ms -> 20 ms"
         );
     }

@@ -19,7 +19,7 @@ mod sampler;
 mod stored_file;
 mod time_left;
 
-pub(crate) use control::Shown as ShownChange;
+pub(crate) use control::ShownChange;
 pub(crate) use publisher::RunPublisher;
 pub(crate) use report_file::write_report;
 pub(crate) use run_info::RunInfo;

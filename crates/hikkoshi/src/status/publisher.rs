@@ -14,7 +14,9 @@ use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_qemu::qmp::MonitorAddress;
-use hikkoshi_status::{End, Migration, Record, Recorder, Recording, StatusFolder, StatusServer};
+use hikkoshi_status::{
+    End, Migration, Recorder, Recording, StatusFolder, StatusRecord, StatusServer,
+};
 
 use super::control;
 use super::renewal::Renewal;
@@ -343,7 +345,7 @@ impl Recorded {
 
     fn notice(&mut self, at_ms: u64, text: &str) {
         let notice = self.recorder.notice(at_ms, text);
-        self.publish(&Record::Notice(notice));
+        self.publish(&StatusRecord::Notice(notice));
     }
 
     /// Takes the present state.
@@ -353,7 +355,7 @@ impl Recorded {
         self.display.state(guest, &state);
         if let Some(server) = &mut self.server {
             server.accept(&self.recorder);
-            server.publish(&Record::State(Box::new(state.clone())));
+            server.publish(&StatusRecord::State(Box::new(state.clone())));
         }
         self.stored.note(&state);
         self.recorder.add(state);
@@ -388,7 +390,7 @@ impl Recorded {
         }
     }
 
-    fn publish(&mut self, record: &Record) {
+    fn publish(&mut self, record: &StatusRecord) {
         if let Some(server) = &mut self.server {
             server.publish(record);
         }
@@ -400,7 +402,7 @@ impl Recorded {
         self.take();
         if let Some(end) = end {
             self.recorder.end(end.clone());
-            self.publish(&Record::End(end));
+            self.publish(&StatusRecord::End(end));
         }
         // The file is there before the socket is gone.
         self.has_warned = false;

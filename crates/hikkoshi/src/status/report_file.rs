@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
+use hikkoshi_status::{Recording, StatusEntry, StatusEntryKind, StatusFolder};
 use rustix::fs::OFlags;
 
 use crate::output::streams;
@@ -76,12 +76,13 @@ fn write(path: &Path, content: &[u8]) -> io::Result<()> {
 pub(super) fn write_report_of(recording: Recording, folder: &StatusFolder, path: &Path) {
     let mut recordings = vec![recording];
     let entries = folder.entries().unwrap_or_default();
-    let is_running = |entry: &Entry| {
-        let same = |other: &Entry| other.kind == Kind::Socket && other.name == entry.name;
+    let is_running = |entry: &StatusEntry| {
+        let same =
+            |other: &StatusEntry| other.kind == StatusEntryKind::Socket && other.name == entry.name;
         entries.iter().any(same)
     };
     for entry in &entries {
-        if entry.kind == Kind::File
+        if entry.kind == StatusEntryKind::File
             && !is_running(entry)
             && let Ok(other) = Recording::read(&entry.path)
             && other.migration.id == recordings[0].migration.id

@@ -21,7 +21,7 @@ use crate::tls::fingerprint::Fingerprint;
 use crate::tls::identity::{Identity, SELF_SIGNED_NAME};
 use crate::tls::invitation::{Invitation, Proof, Secret};
 use crate::tls::own_certificate;
-use crate::tls::own_certificate::Side;
+use crate::tls::own_certificate::CertificateSide;
 use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
 use crate::tls::route::{REQUEST_PROTOCOL, Route};
 use crate::tls::source_authorization::{Authorization, ProofResult};
@@ -143,7 +143,7 @@ impl TlsServer {
     /// # Errors
     /// When the certificate cannot be used, for example because it has expired.
     pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
-        own_certificate::check(&certificates, &provider(), Side::Destination)?;
+        own_certificate::check(&certificates, &provider(), CertificateSide::Destination)?;
         Self::unchecked(certificates)
     }
 
@@ -301,7 +301,7 @@ impl TlsClient {
     /// When the certificate cannot be used (for example because it has expired), or `host` is not a
     /// host name or IP address.
     pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
-        own_certificate::check(&certificates, &provider(), Side::Source)?;
+        own_certificate::check(&certificates, &provider(), CertificateSide::Source)?;
         Self::unchecked(certificates, host)
     }
 

@@ -17,7 +17,7 @@ use crate::tls::error::{CertificateProblem, CertificatesError, Utc, Validity, no
 /// The side that a certificate is used on, for its extended key usages (RFC 5280, section
 /// 4.2.1.12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum CertificateSide {
     /// Requires `clientAuth`, if the certificate has extended key usages.
     Source,
     /// Requires `serverAuth`, if the certificate has extended key usages.
@@ -41,7 +41,7 @@ pub(crate) fn readable(error: &Error) -> String {
 pub(crate) fn check(
     certificates: &Certificates,
     provider: &Arc<CryptoProvider>,
-    side: Side,
+    side: CertificateSide,
 ) -> Result<(), CertificatesError> {
     let path = &certificates.files.cert;
     match verify(certificates, provider, side) {
@@ -54,7 +54,11 @@ pub(crate) fn check(
     }
 }
 
-fn problem(error: &CertificateError, path: &Path, side: Side) -> Option<CertificateProblem> {
+fn problem(
+    error: &CertificateError,
+    path: &Path,
+    side: CertificateSide,
+) -> Option<CertificateProblem> {
     let path = path.to_owned();
     if let Some(validity) = Validity::of_refusal(error) {
         let now = now();
@@ -67,8 +71,8 @@ fn problem(error: &CertificateError, path: &Path, side: Side) -> Option<Certific
     match error {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             let (usage, whom) = match side {
-                Side::Source => ("clientAuth", "a source"),
-                Side::Destination => ("serverAuth", "a destination"),
+                CertificateSide::Source => ("clientAuth", "a source"),
+                CertificateSide::Destination => ("serverAuth", "a destination"),
             };
             Some(CertificateProblem::Purpose { path, usage, whom })
         }
@@ -90,7 +94,7 @@ fn problem(error: &CertificateError, path: &Path, side: Side) -> Option<Certific
 fn verify(
     certificates: &Certificates,
     provider: &Arc<CryptoProvider>,
-    side: Side,
+    side: CertificateSide,
 ) -> Result<(), Error> {
     let Some((own, between)) = certificates.chain.split_first() else {
         return Err(Error::NoCertificatesPresented);
@@ -98,7 +102,7 @@ fn verify(
     let parsed = ParsedCertificate::try_from(own)?;
     let (roots, now) = (&certificates.roots, UnixTime::now());
     match side {
-        Side::Source => {
+        CertificateSide::Source => {
             let roots = Arc::new(roots.clone());
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider)).build();
@@ -106,7 +110,7 @@ fn verify(
                 verifier.map_err(|error| Error::General(Report::new(&error).to_string()))?;
             verifier.verify_client_cert(own, between, now).map(drop)
         }
-        Side::Destination => verify_server_cert_signed_by_trust_anchor(
+        CertificateSide::Destination => verify_server_cert_signed_by_trust_anchor(
             &parsed,
             roots,
             between,

@@ -21,7 +21,7 @@ use crate::command_line::Exact;
 use crate::device_tree;
 use crate::device_tree::{OWN_SWTPM, is_tpm};
 use crate::disks::{self, ChosenDisks, CopiedDisk, DiskSelection, OfferedDisks, SelectError};
-pub use crate::guest_parts::{MemoryPart, PageHolder, Part, Verdict};
+pub use crate::guest_parts::{GuestPart, MemoryPart, PageHolder, Verdict};
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
 use crate::process::exclusive_access;
@@ -42,13 +42,13 @@ pub struct Checked {
     pub memory: Vec<MemoryPart>,
     /// The devices that were added to the machine, those that QEMU made for a short option or by
     /// default, and those that are an obstacle.
-    pub devices: Vec<Part>,
+    pub devices: Vec<GuestPart>,
     /// Network cards' backends.
-    pub networks: Vec<Part>,
+    pub networks: Vec<GuestPart>,
     /// The network cards, if QEMU's process can be accessed.
     pub cards: Vec<CardPart>,
     /// What the guest's disks are read by.
-    pub disks: Vec<Part>,
+    pub disks: Vec<GuestPart>,
     /// The disks that would be copied; `None`: none are to be copied, or they cannot be.
     #[serde(rename = "copied_disks")]
     pub copied: Option<Vec<CopiedPart>>,
@@ -355,7 +355,7 @@ impl Checked {
     }
 
     fn add_notes(&mut self) {
-        let is_copied = |disk: &Part| {
+        let is_copied = |disk: &GuestPart| {
             let mut copied = self.copied.iter().flatten();
             copied.any(|copied| copied.images.contains(&disk.detail))
         };

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::time::SystemTime;
 
-use super::{Kind, StatusFolder};
+use super::{StatusEntryKind, StatusFolder};
 use crate::Recorder;
 use crate::record::examples::{migration, state};
 
@@ -37,7 +37,7 @@ pub(super) fn filled(files: &[(&str, u64)]) -> (tempfile::TempDir, StatusFolder)
 
 pub(super) fn files(folder: &StatusFolder) -> Vec<String> {
     let entries = folder.all_entries().unwrap().into_iter();
-    let files = entries.filter(|entry| entry.kind == Kind::File);
+    let files = entries.filter(|entry| entry.kind == StatusEntryKind::File);
     files.map(|entry| entry.name).collect()
 }
 

@@ -30,7 +30,7 @@ pub struct StatusFolder(PathBuf);
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StatusEntryKind {
     /// A socket: the engine runs, or was killed.
     Socket,
     /// The file of a migration that runs or has ended, or whose engine was killed.
@@ -39,11 +39,11 @@ pub enum Kind {
 
 /// A migration in the folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct StatusEntry {
     /// Its name, without the extension: the same while it runs and when it has ended.
     pub name: String,
     /// Socket or file.
-    pub kind: Kind,
+    pub kind: StatusEntryKind,
     /// Where it is.
     pub path: PathBuf,
     /// When it was made.
@@ -143,7 +143,7 @@ impl StatusFolder {
     ///
     /// # Errors
     /// If the folder cannot be read, or other users may write to it.
-    pub fn entries(&self) -> Result<Vec<Entry>, FolderError> {
+    pub fn entries(&self) -> Result<Vec<StatusEntry>, FolderError> {
         let mut entries = self.all_entries()?;
         // Not by entry: the file of a migration that runs is newer than its socket, and without the
         // socket its engine would seem to have been killed.
@@ -159,7 +159,7 @@ impl StatusFolder {
     }
 
     /// All entries, the newest first. None if the folder does not exist.
-    fn all_entries(&self) -> Result<Vec<Entry>, FolderError> {
+    fn all_entries(&self) -> Result<Vec<StatusEntry>, FolderError> {
         match self.check() {
             Err(FolderError::Folder { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
                 return Ok(Vec::new());
@@ -168,7 +168,7 @@ impl StatusFolder {
         }
         let files = fs::read_dir(&self.0).map_err(|cause| self.failed(cause))?;
         let mut entries: Vec<_> = files
-            .filter_map(|file| Entry::from_path(file.ok()?.path()))
+            .filter_map(|file| StatusEntry::from_path(file.ok()?.path()))
             .collect();
         entries.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
         Ok(entries)
@@ -193,11 +193,11 @@ impl StatusFolder {
     }
 }
 
-impl Entry {
+impl StatusEntry {
     fn from_path(path: PathBuf) -> Option<Self> {
         let kind = match path.extension()?.to_str()? {
-            "sock" => Kind::Socket,
-            "json" => Kind::File,
+            "sock" => StatusEntryKind::Socket,
+            "json" => StatusEntryKind::File,
             _ => return None,
         };
         let name = path.file_stem()?.to_str()?.to_owned();
@@ -243,7 +243,7 @@ mod tests {
         };
         assert_eq!(
             (entry.kind, entry.name.as_str()),
-            (Kind::File, "source-1-00112233")
+            (StatusEntryKind::File, "source-1-00112233")
         );
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(folder.path()).unwrap().mode() & 0o777, 0o700);
@@ -267,8 +267,8 @@ mod tests {
             let entries = entries.iter().filter(move |entry| entry.kind == kind);
             entries.map(|entry| &*entry.name).collect::<BTreeSet<_>>()
         };
-        assert_eq!(of(Kind::Socket).len(), MAX_LISTED);
-        assert_eq!(of(Kind::Socket), of(Kind::File));
+        assert_eq!(of(StatusEntryKind::Socket).len(), MAX_LISTED);
+        assert_eq!(of(StatusEntryKind::Socket), of(StatusEntryKind::File));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hikkoshi_account::Side;
 use rustix::fs::OFlags;
 
-use super::{FolderError, Kind, StatusFolder};
+use super::{FolderError, StatusEntryKind, StatusFolder};
 use crate::{Recording, VERSION};
 
 /// The longest file that is read, in bytes.
@@ -57,7 +57,9 @@ impl StatusFolder {
     /// before it was killed, if pages were moving. While it had none, its outage has begun then.
     pub fn last_sign(&self, side: Side, migration: &str) -> Option<SystemTime> {
         let entries = self.entries().ok()?;
-        let files = entries.iter().filter(|entry| entry.kind == Kind::File);
+        let files = entries
+            .iter()
+            .filter(|entry| entry.kind == StatusEntryKind::File);
         let (recording, modified) = files
             .filter_map(|entry| Some((read(&entry.path).ok()?, entry.modified)))
             .find(|(it, _)| it.migration.side == side && it.migration.id == migration)?;

@@ -6,7 +6,7 @@ use std::io;
 
 use hikkoshi_linux::connect_unix;
 
-use super::{Entry, FolderError, Kind, MAX_TOTAL_BYTES, StatusFolder};
+use super::{FolderError, MAX_TOTAL_BYTES, StatusEntry, StatusEntryKind, StatusFolder};
 
 /// Recordings of ended migrations that are kept: the newest. Those of migrations that run are kept
 /// besides.
@@ -21,14 +21,16 @@ impl StatusFolder {
     /// `name`.
     pub(super) fn make_room(&self, name: &str, bytes: u64) -> Result<(), FolderError> {
         let entries = self.all_entries()?;
-        let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
+        let sockets = entries
+            .iter()
+            .filter(|entry| entry.kind == StatusEntryKind::Socket);
         let running: BTreeSet<&str> = sockets.map(|entry| &*entry.name).collect();
         let others = entries
             .iter()
-            .filter(|entry| entry.kind == Kind::File && entry.name != name);
+            .filter(|entry| entry.kind == StatusEntryKind::File && entry.name != name);
         let (kept, ended): (Vec<_>, Vec<_>) =
             others.partition(|entry| running.contains(&*entry.name));
-        let size = |entry: &&Entry| fs::metadata(&entry.path).map_or(0, |file| file.len());
+        let size = |entry: &&StatusEntry| fs::metadata(&entry.path).map_or(0, |file| file.len());
         let of_running = kept.iter().map(size).fold(0, u64::saturating_add);
         let mut sum = of_running.saturating_add(bytes);
         if sum > MAX_TOTAL_BYTES {
@@ -61,7 +63,7 @@ impl StatusFolder {
         };
         let mut running = BTreeSet::new();
         for entry in entries {
-            if entry.kind != Kind::Socket {
+            if entry.kind != StatusEntryKind::Socket {
                 continue;
             }
             match connect_unix(&entry.path) {

@@ -19,7 +19,7 @@ mod state;
 
 use state::JoinedState;
 
-use crate::{Engine, Frame, Notice, Record, Recorder, Recording, Sample};
+use crate::{Engine, Frame, Notice, Recorder, Recording, Sample, StatusRecord};
 use hikkoshi_account::State;
 
 /// What is remembered of the engines before, for the records of a later one.
@@ -140,13 +140,13 @@ impl Continued {
     }
 
     /// A record of the later engine, as it follows in the joined recording.
-    pub fn record(&self, record: Record) -> Record {
+    pub fn record(&self, record: StatusRecord) -> StatusRecord {
         match record {
-            Record::State(state) => Record::State(Box::new(self.state(*state))),
-            Record::Notice(notice) => Record::Notice(self.notice(notice)),
-            Record::End(end) => Record::End(self.end(end)),
+            StatusRecord::State(state) => StatusRecord::State(Box::new(self.state(*state))),
+            StatusRecord::Notice(notice) => StatusRecord::Notice(self.notice(notice)),
+            StatusRecord::End(end) => StatusRecord::End(self.end(end)),
             // It is joined to that of the engine before.
-            Record::Recording(recording) => Record::Recording(recording),
+            StatusRecord::Recording(recording) => StatusRecord::Recording(recording),
         }
     }
 

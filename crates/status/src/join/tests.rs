@@ -303,9 +303,9 @@ fn records_that_follow_are_joined_too() {
     let mut follower = Recorder::following(recording);
     let state = later.state.clone().unwrap();
     for record in [
-        Record::State(Box::new(state)),
-        Record::Notice(later.notices[0].clone()),
-        Record::End(later.end.clone().unwrap()),
+        StatusRecord::State(Box::new(state)),
+        StatusRecord::Notice(later.notices[0].clone()),
+        StatusRecord::End(later.end.clone().unwrap()),
     ] {
         follower.apply(continued.record(record));
     }

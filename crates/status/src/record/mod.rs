@@ -20,7 +20,7 @@ pub use migration::{Block, GuestRange, Memory, Migration};
 /// One line of a status socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Record {
+pub enum StatusRecord {
     /// Always the first: all that was recorded before.
     Recording(Box<Recording>),
     /// The present state, ten times a second.

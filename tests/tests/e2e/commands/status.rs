@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use hikkoshi_account::{GuestAt, Map, Phase, Side, State};
 use hikkoshi_lab::{Ram, VmConfig, Workload};
-use hikkoshi_status::{Entry, Follow, Kind, Record, Recording, StatusFolder};
+use hikkoshi_status::{
+    Follow, Recording, StatusEntry, StatusEntryKind, StatusFolder, StatusRecord,
+};
 use hikkoshi_tests::{
     Guest, JsonSchema, Migration, MigrationPlan, TestEnv, busy_guest, eventually,
 };
@@ -20,14 +22,16 @@ fn follow(folder: &Path, side: &str) -> (Recording, Vec<State>, hikkoshi_status:
     let mut follow = None;
     eventually("a status socket", || {
         let entries = folder.entries().map_err(|error| error.to_string())?;
-        let of_side = |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with(side);
+        let of_side = |entry: &&StatusEntry| {
+            entry.kind == StatusEntryKind::Socket && entry.name.starts_with(side)
+        };
         let entry = entries.iter().find(of_side).ok_or("none")?;
         let opened = Follow::open(&entry.path, LONG);
         follow = Some(opened.map_err(|error| error.to_string())?);
         Ok(())
     });
     let mut follow = follow.unwrap();
-    let Some(Record::Recording(first)) = follow.next().unwrap() else {
+    let Some(StatusRecord::Recording(first)) = follow.next().unwrap() else {
         panic!("the first record is the recording");
     };
     let schema = JsonSchema::of_status();
@@ -36,10 +40,10 @@ fn follow(folder: &Path, side: &str) -> (Recording, Vec<State>, hikkoshi_status:
         schema.assert("line", &serde_json::to_string(&record).unwrap());
         assert!(end.is_none(), "nothing follows the end");
         match record {
-            Record::State(state) => states.push(*state),
-            Record::End(last) => end = Some(last),
-            Record::Notice(notice) => assert!(!notice.text.is_empty()),
-            Record::Recording(_) => panic!("a second recording"),
+            StatusRecord::State(state) => states.push(*state),
+            StatusRecord::End(last) => end = Some(last),
+            StatusRecord::Notice(notice) => assert!(!notice.text.is_empty()),
+            StatusRecord::Recording(_) => panic!("a second recording"),
         }
     }
     (*first, states, end.expect("the engine was not killed"))
@@ -56,7 +60,7 @@ fn file(folder: &Path, side: &str) -> Recording {
     let [entry] = ended[..] else {
         panic!("one ended migration: {entries:?}");
     };
-    assert_eq!(entry.kind, Kind::File, "the socket is gone");
+    assert_eq!(entry.kind, StatusEntryKind::File, "the socket is gone");
     Recording::read(&entry.path).unwrap()
 }
 
@@ -173,14 +177,15 @@ fn a_cancelled_migration_is_recorded() {
     let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
     eventually("pre-copy", || {
         let entries = folder.entries().map_err(|error| error.to_string())?;
-        let of_source =
-            |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with("source");
+        let of_source = |entry: &&StatusEntry| {
+            entry.kind == StatusEntryKind::Socket && entry.name.starts_with("source")
+        };
         let entry = entries.iter().find(of_source).ok_or("none")?;
         let mut follow = Follow::open(&entry.path, LONG).map_err(|error| error.to_string())?;
         follow.next().map_err(|error| error.to_string())?;
         // Not earlier: a destination that has not accepted the guest would wait for another one.
         match follow.next() {
-            Ok(Some(Record::State(state))) if state.phase == Phase::Precopy => Ok(()),
+            Ok(Some(StatusRecord::State(state))) if state.phase == Phase::Precopy => Ok(()),
             other => Err(format!("{other:?}")),
         }
     });
@@ -260,8 +265,9 @@ fn measure(what: &str, migration: &Migration, (pid, side): (u32, Side), clients:
             let mut opened = None;
             eventually("a status socket", || {
                 let entries = folder.entries().map_err(|error| error.to_string())?;
-                let of_side =
-                    |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with(name);
+                let of_side = |entry: &&StatusEntry| {
+                    entry.kind == StatusEntryKind::Socket && entry.name.starts_with(name)
+                };
                 let entry = entries.iter().find(of_side).ok_or("none")?;
                 opened = Follow::open(&entry.path, LONG).ok();
                 opened

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_account::{Mode, Side};
-use hikkoshi_status::{Record, StatusFolder, StatusServer};
+use hikkoshi_status::{StatusFolder, StatusRecord, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{Program, TestEnv, hikkoshi};
 use std::io::{Read, Write};
@@ -105,7 +105,7 @@ fn the_cost_of_a_guest_of_one_tib() {
                 let mut state = states.next().unwrap().clone();
                 state.at_ms = number * 100;
                 server.accept(&recorder);
-                server.publish(&Record::State(Box::new(state.clone())));
+                server.publish(&StatusRecord::State(Box::new(state.clone())));
                 recorder.add(state);
             }
         };

@@ -11,7 +11,7 @@ mod resumed;
 use hikkoshi_account::{Converges, DiskCopy, Mode, Phase, Side, State};
 use hikkoshi_lab::http_get;
 use hikkoshi_lab::prometheus::{Prometheus, check_metrics, check_rules, test_rules};
-use hikkoshi_status::{Record, StatusFolder, StatusServer};
+use hikkoshi_status::{StatusFolder, StatusRecord, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, busy_guest, eventually,
@@ -94,14 +94,14 @@ impl Dashboard {
                 };
                 let side = &mut sides[usize::from(name.starts_with("destination"))];
                 match serde_json::from_value(data["record"].clone()).unwrap() {
-                    Record::State(state) => {
+                    StatusRecord::State(state) => {
                         side.0.insert(format!("{:?}", state.phase));
                     }
-                    Record::End(end) => side.1 = Some(end.exit_status),
-                    Record::Recording(recording) => {
+                    StatusRecord::End(end) => side.1 = Some(end.exit_status),
+                    StatusRecord::Recording(recording) => {
                         side.1 = side.1.or(recording.end.map(|end| end.exit_status));
                     }
-                    Record::Notice(_) => {}
+                    StatusRecord::Notice(_) => {}
                 }
                 if let [(_, Some(_)), (_, Some(_))] = &sides {
                     break;
@@ -328,7 +328,7 @@ fn rules_and_queries_work_on_the_exported_metrics() {
         std::thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
                 server.accept(&recorder);
-                server.publish(&Record::State(Box::new(state.clone())));
+                server.publish(&StatusRecord::State(Box::new(state.clone())));
                 std::thread::sleep(Duration::from_millis(100));
             }
         })

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hikkoshi_account::Side;
 use hikkoshi_dashboard::recordings_in;
-use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
+use hikkoshi_status::{Recording, StatusEntry, StatusEntryKind, StatusFolder};
 use hikkoshi_tests::{
     Breakpoint, Exit, Guest, JsonReport, LONG, MessageKind, MigrationPlan, Program, ShownPage,
     TestEnv, busy_guest, count, eventually, hikkoshi,
@@ -99,11 +99,11 @@ fn wait_for_running(run_folder: &Path, number: usize) {
         let entries = folder.entries().map_err(|error| error.to_string())?;
         let has = |name: &str, kind| {
             let mut entries = entries.iter();
-            entries.any(|entry: &Entry| entry.kind == kind && entry.name == name)
+            entries.any(|entry: &StatusEntry| entry.kind == kind && entry.name == name)
         };
-        let running = entries
-            .iter()
-            .filter(|entry| entry.kind == Kind::Socket && has(&entry.name, Kind::File));
+        let running = entries.iter().filter(|entry| {
+            entry.kind == StatusEntryKind::Socket && has(&entry.name, StatusEntryKind::File)
+        });
         match running.count() == number {
             true => Ok(()),
             false => Err(format!("{entries:?}")),

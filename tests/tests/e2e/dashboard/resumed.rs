@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_account::{Phase, Side};
-use hikkoshi_status::{Kind, Recording, StatusFolder};
+use hikkoshi_status::{Recording, StatusEntryKind, StatusFolder};
 use hikkoshi_tests::{
     Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, Transport, busy_guest,
     count, eventually,
@@ -19,9 +19,13 @@ fn stored(folder: &Path, side: &str) -> Recording {
     let mut stored = None;
     eventually("a file of post-copy", || {
         let entries = folder.entries().map_err(|error| error.to_string())?;
-        let of_side =
-            |kind| move |it: &&hikkoshi_status::Entry| it.kind == kind && it.name.starts_with(side);
-        let file = entries.iter().find(of_side(Kind::File)).ok_or("no file")?;
+        let of_side = |kind| {
+            move |it: &&hikkoshi_status::StatusEntry| it.kind == kind && it.name.starts_with(side)
+        };
+        let file = entries
+            .iter()
+            .find(of_side(StatusEntryKind::File))
+            .ok_or("no file")?;
         let recording = Recording::read(&file.path).map_err(|error| error.to_string())?;
         let phase = recording.state.as_ref().map(|state| state.phase);
         stored = Some(recording);
@@ -75,7 +79,9 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
     other.migrate(&MigrationPlan::new("precopy").journals_at(&folder, &folder));
     let sockets = StatusFolder::in_run_folder(&folder).entries().unwrap();
     assert!(
-        sockets.iter().all(|entry| entry.kind == Kind::File),
+        sockets
+            .iter()
+            .all(|entry| entry.kind == StatusEntryKind::File),
         "{sockets:?}"
     );
 

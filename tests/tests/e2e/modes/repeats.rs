@@ -3,7 +3,7 @@
 
 use hikkoshi_account::Repeats;
 use hikkoshi_lab::{VmConfig, Workload};
-use hikkoshi_status::{Kind, Recording, StatusFolder};
+use hikkoshi_status::{Recording, StatusEntryKind, StatusFolder};
 use hikkoshi_tests::{
     Guest, MessageKind, Migration, MigrationPlan, TestEnv, Transport, eventually,
 };
@@ -13,7 +13,9 @@ use std::time::Duration;
 fn recorded(folder: &std::path::Path) -> Option<Repeats> {
     let entries = StatusFolder::in_run_folder(folder).entries().unwrap();
     let of_source = |name: &str| name.starts_with("source");
-    let mut files = entries.iter().filter(|entry| entry.kind == Kind::File);
+    let mut files = entries
+        .iter()
+        .filter(|entry| entry.kind == StatusEntryKind::File);
     let file = files.find(|entry| of_source(&entry.name)).unwrap();
     Recording::read(&file.path).unwrap().state.unwrap().repeats
 }

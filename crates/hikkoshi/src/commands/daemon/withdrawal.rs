@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_linux::Process;
-use hikkoshi_status::{Kind, StatusFolder};
+use hikkoshi_status::{StatusEntryKind, StatusFolder};
 use rustix::process::Signal;
 
 use super::children::Children;
@@ -86,7 +86,9 @@ impl Children {
         let begin = format!("destination-{pid}-");
         let entries = StatusFolder::in_run_folder(&self.run).entries();
         entries.is_ok_and(|entries| {
-            let mut sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
+            let mut sockets = entries
+                .iter()
+                .filter(|entry| entry.kind == StatusEntryKind::Socket);
             sockets.any(|entry| entry.name.starts_with(&begin))
         })
     }

@@ -6,7 +6,7 @@ mod statistics;
 use std::collections::BTreeSet;
 
 use error_reporter::Report as ErrorReport;
-use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
+use hikkoshi_status::{Recording, StatusEntry, StatusEntryKind, StatusFolder};
 
 use crate::args::Report;
 use crate::commands::status::is_named;
@@ -60,9 +60,13 @@ fn last_migration(folder: &StatusFolder, guest: Option<&str>) -> Result<Vec<Reco
         .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::Usage, &error))?;
     let mut recordings: Vec<Recording> = Vec::new();
     // Migrations that run have files, too.
-    let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
+    let sockets = entries
+        .iter()
+        .filter(|entry| entry.kind == StatusEntryKind::Socket);
     let running: BTreeSet<&str> = sockets.map(|entry| &*entry.name).collect();
-    let has_ended = |entry: &&Entry| entry.kind == Kind::File && !running.contains(&*entry.name);
+    let has_ended = |entry: &&StatusEntry| {
+        entry.kind == StatusEntryKind::File && !running.contains(&*entry.name)
+    };
     for entry in entries.iter().filter(has_ended) {
         match Recording::read(&entry.path) {
             Ok(recording) => recordings.push(recording),

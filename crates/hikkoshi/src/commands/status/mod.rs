@@ -14,7 +14,7 @@ use hikkoshi_status::StatusFolder;
 use crate::args::MigrationStatus;
 use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{Seen, alarms, details, json_line, table};
+use crate::output::migrations::{SeenMigration, alarms, details, json_line, table};
 use crate::output::reason::Reason;
 use crate::output::streams::{self, Lines};
 
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
         }
         let is_known = unfinished.unreadable.is_empty();
         let all = migrations.look_with(args.all || guest.is_some(), unfinished.migrations)?;
-        let meant: Vec<&Seen> = all
+        let meant: Vec<&SeenMigration> = all
             .iter()
             .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
             .collect();

@@ -10,12 +10,13 @@ use error_reporter::Report;
 use hikkoshi_account::Side;
 use hikkoshi_linux::is_served;
 use hikkoshi_status::{
-    Entry, Follow, FollowError, Kind, Migration, Record, Recording, StatusFolder,
+    Follow, FollowError, Migration, Recording, StatusEntry, StatusEntryKind, StatusFolder,
+    StatusRecord,
 };
 
 use super::unfinished::UnfinishedMigration;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{Engine, Seen, Unfinished};
+use crate::output::migrations::{Engine, SeenMigration, Unfinished};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -54,7 +55,7 @@ struct Followed {
 #[derive(Debug, Default)]
 struct Received {
     /// The migration, perhaps from an earlier connection.
-    last: Option<Seen>,
+    last: Option<SeenMigration>,
     /// The engine has sent something on this connection.
     has_sent: bool,
     /// The thread has ended.
@@ -79,7 +80,7 @@ impl SeenMigrations {
     ///
     /// # Errors
     /// If the folder cannot be used.
-    pub(crate) fn look(&mut self, all: bool) -> Result<Vec<Seen>, Exit> {
+    pub(crate) fn look(&mut self, all: bool) -> Result<Vec<SeenMigration>, Exit> {
         self.look_with(all, Vec::new())
     }
 
@@ -92,7 +93,7 @@ impl SeenMigrations {
         &mut self,
         all: bool,
         mut unfinished: Vec<UnfinishedMigration>,
-    ) -> Result<Vec<Seen>, Exit> {
+    ) -> Result<Vec<SeenMigration>, Exit> {
         let entries = self.folder.entries().map_err(|error| {
             Exit::caused(ExitStatus::Usage, Reason::System, &error).with(
                 "run this command as the user who runs `hikkoshi migrate`; --journal names another \
@@ -107,7 +108,7 @@ impl SeenMigrations {
         for followed in self.followed.values_mut() {
             followed.was_awaited = true;
         }
-        let mut list: Vec<Seen> = Vec::new();
+        let mut list: Vec<SeenMigration> = Vec::new();
         // Those that have a newer engine than that of the entry.
         let mut newer = BTreeSet::new();
         for entry in &entries {
@@ -121,10 +122,12 @@ impl SeenMigrations {
                 .position(|it| is_recorded(it, &entry.name));
             let found = recorded.map(|at| unfinished.remove(at));
             let is_continued = !newer.insert(of_side(&entry.name));
-            let seen = self.seen(entry, all || found.is_some()).map(|seen| Seen {
-                is_continued,
-                ..seen
-            });
+            let seen = self
+                .seen(entry, all || found.is_some())
+                .map(|seen| SeenMigration {
+                    is_continued,
+                    ..seen
+                });
             list.extend(match (seen, found) {
                 (Some(seen), Some(found)) => Some(with_journal(seen, found.is)),
                 (Some(seen), None) => Some(seen),
@@ -136,8 +139,11 @@ impl SeenMigrations {
     }
 
     /// Follows the engines that are not followed.
-    fn follow(&mut self, entries: &[Entry]) {
-        for entry in entries.iter().filter(|entry| entry.kind == Kind::Socket) {
+    fn follow(&mut self, entries: &[StatusEntry]) {
+        for entry in entries
+            .iter()
+            .filter(|entry| entry.kind == StatusEntryKind::Socket)
+        {
             let followed = match self.followed.get(&entry.name) {
                 None => Followed::default(),
                 // It has sent nothing for a while, or has closed the connection.
@@ -150,7 +156,7 @@ impl SeenMigrations {
     }
 
     /// What is known of a migration. `None`: it is not listed.
-    fn seen(&mut self, entry: &Entry, all: bool) -> Option<Seen> {
+    fn seen(&mut self, entry: &StatusEntry, all: bool) -> Option<SeenMigration> {
         let name = &entry.name;
         let [socket, file] = ["sock", "json"].map(|end| entry.path.with_extension(end));
         let runs = is_running(&socket);
@@ -176,8 +182,10 @@ impl SeenMigrations {
         }
         let stored = |engine| stored(name, &file, engine);
         match (last, engine) {
-            (Some(last), engine) => Some(Seen { engine, ..last }),
-            (None, Engine::Gone) => (all && entry.kind == Kind::File).then(|| stored(engine))?,
+            (Some(last), engine) => Some(SeenMigration { engine, ..last }),
+            (None, Engine::Gone) => {
+                (all && entry.kind == StatusEntryKind::File).then(|| stored(engine))?
+            }
             (None, _) => Some(
                 // If it cannot be read, that was reported.
                 file.exists()
@@ -217,7 +225,7 @@ impl Followed {
     }
 
     /// Follows the engine.
-    fn start(&self, entry: &Entry) {
+    fn start(&self, entry: &StatusEntry) {
         let (shared, name, path) = (self.clone(), entry.name.clone(), entry.path.clone());
         let started = thread::Builder::new()
             .name("follow".into())
@@ -282,14 +290,14 @@ impl Followed {
 
 impl Received {
     /// Adds what the engine has sent.
-    fn add(&mut self, name: &str, record: Record) {
+    fn add(&mut self, name: &str, record: StatusRecord) {
         self.has_sent = true;
         match (record, &mut self.last) {
-            (Record::Recording(recording), last) => {
+            (StatusRecord::Recording(recording), last) => {
                 *last = Some(seen(name, Engine::Answers, *recording));
             }
-            (Record::State(state), Some(seen)) => seen.state = Some(*state),
-            (Record::End(end), Some(seen)) => seen.end = Some(end),
+            (StatusRecord::State(state), Some(seen)) => seen.state = Some(*state),
+            (StatusRecord::End(end), Some(seen)) => seen.end = Some(end),
             _ => {}
         }
     }
@@ -312,8 +320,8 @@ impl Received {
 }
 
 /// A migration with this name.
-fn seen(name: &str, engine: Engine, recording: Recording) -> Seen {
-    Seen {
+fn seen(name: &str, engine: Engine, recording: Recording) -> SeenMigration {
+    SeenMigration {
         name: name.to_owned(),
         engine: match recording.end {
             Some(_) => Engine::Gone,
@@ -345,8 +353,8 @@ fn is_recorded(unfinished: &UnfinishedMigration, name: &str) -> bool {
 
 /// A migration whose engine has left a recording and a journal. The recording was stored now and
 /// then: its last state counts only if the journal has no later stage.
-fn with_journal(seen: Seen, unfinished: Unfinished) -> Seen {
-    Seen {
+fn with_journal(seen: SeenMigration, unfinished: Unfinished) -> SeenMigration {
+    SeenMigration {
         state: seen.state.filter(|state| state.stage == unfinished.stage),
         unfinished: Some(unfinished),
         ..seen
@@ -354,7 +362,7 @@ fn with_journal(seen: Seen, unfinished: Unfinished) -> Seen {
 }
 
 /// A migration of which only the journal is known.
-fn without_recording(unfinished: UnfinishedMigration) -> Seen {
+fn without_recording(unfinished: UnfinishedMigration) -> SeenMigration {
     let UnfinishedMigration {
         side,
         id,
@@ -364,7 +372,7 @@ fn without_recording(unfinished: UnfinishedMigration) -> Seen {
         is,
     } = unfinished;
     let seen = unknown(&format!("{}-0-{id}", side.name()));
-    Seen {
+    SeenMigration {
         engine: Engine::Gone,
         migration: Migration {
             guest,
@@ -378,7 +386,7 @@ fn without_recording(unfinished: UnfinishedMigration) -> Seen {
 }
 
 /// A migration, as its engine has stored it. One that cannot be read is reported.
-fn stored(name: &str, file: &Path, engine: Engine) -> Option<Seen> {
+fn stored(name: &str, file: &Path, engine: Engine) -> Option<SeenMigration> {
     match Recording::read(file) {
         Ok(recording) => Some(seen(name, engine, recording)),
         Err(error) => {
@@ -390,7 +398,7 @@ fn stored(name: &str, file: &Path, engine: Engine) -> Option<Seen> {
 
 /// A migration whose engine runs, and of which only the name is known
 /// ([`Migration::entry_name`]).
-fn unknown(name: &str) -> Seen {
+fn unknown(name: &str) -> SeenMigration {
     let mut parts = name.split('-');
     let side = match parts.next() {
         Some("destination") => Side::Destination,
@@ -401,7 +409,7 @@ fn unknown(name: &str) -> Seen {
         pid: pid.unwrap_or_default(),
         ..Migration::new(parts.next().unwrap_or_default(), side, name)
     };
-    Seen {
+    SeenMigration {
         name: name.to_owned(),
         engine: Engine::Silent,
         migration,
@@ -495,7 +503,7 @@ mod tests {
     fn an_engine_that_closes_the_connection_is_asked_again() {
         let (_run, mut migrations, _, listener) = folder(true);
         let migration = examples::seen(Side::Source, "web", 7, true).migration;
-        let first = Record::Recording(Box::new(Recorder::new(migration).recording().clone()));
+        let first = StatusRecord::Recording(Box::new(Recorder::new(migration).recording().clone()));
         let is_full = Arc::new(AtomicBool::new(true));
         let shared = Arc::clone(&is_full);
         thread::spawn(move || {

@@ -5,14 +5,14 @@ use std::path::Path;
 use hikkoshi_account::Side;
 use hikkoshi_status::Migration;
 
-use crate::output::migrations::Seen;
+use crate::output::migrations::SeenMigration;
 
 /// The fewest digits of a number.
 const DIGITS: usize = 4;
 
 /// Whether `text` means this migration: its guest, its number or the beginning of it, its process,
 /// or the name of its entry.
-pub(crate) fn is_meant(seen: &Seen, text: &str) -> bool {
+pub(crate) fn is_meant(seen: &SeenMigration, text: &str) -> bool {
     is_named(&seen.migration, &seen.name, text)
 }
 
@@ -39,27 +39,28 @@ fn is_socket(migration: &Migration, text: &str) -> bool {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Choice<'a> {
     /// This one, which runs, at its source.
-    Source(&'a Seen),
+    Source(&'a SeenMigration),
     /// Only the destination's side is here.
-    Destination(&'a Seen),
+    Destination(&'a SeenMigration),
     /// It has ended.
-    Ended(&'a Seen),
+    Ended(&'a SeenMigration),
     /// Its engine was killed.
-    Killed(&'a Seen),
+    Killed(&'a SeenMigration),
     /// Several sources.
-    Several(Vec<&'a Seen>),
+    Several(Vec<&'a SeenMigration>),
     /// None.
     None,
 }
 
 /// Chooses among the migrations of this host, the newest first.
-pub(crate) fn choose<'a>(all: &'a [Seen], guest: Option<&str>) -> Choice<'a> {
-    let meant: Vec<&Seen> = all
+pub(crate) fn choose<'a>(all: &'a [SeenMigration], guest: Option<&str>) -> Choice<'a> {
+    let meant: Vec<&SeenMigration> = all
         .iter()
         .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
         .collect();
-    let of_side = |side| move |seen: &&&Seen| seen.is_running() && seen.migration.side == side;
-    let sources: Vec<&Seen> = meant
+    let of_side =
+        |side| move |seen: &&&SeenMigration| seen.is_running() && seen.migration.side == side;
+    let sources: Vec<&SeenMigration> = meant
         .iter()
         .filter(of_side(Side::Source))
         .copied()

@@ -14,7 +14,7 @@ use hikkoshi_wire::{MigrationId, Mode};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor;
 use crate::commands::resume_command::resume_command;
-use crate::journal::{self, DestinationEntry, Entry, SourceEntry};
+use crate::journal::{self, DestinationEntry, JournalEntry, SourceEntry};
 use crate::output::migrations::Unfinished;
 
 /// A migration that is to be resumed.
@@ -65,7 +65,7 @@ pub(super) fn find(folder: &Path) -> UnfinishedGuests {
 
 impl UnfinishedGuests {
     /// Adds those of one side.
-    fn add<E: Entry>(
+    fn add<E: JournalEntry>(
         &mut self,
         folder: &Path,
         unfinished: impl Fn(PathBuf, E) -> UnfinishedMigration,
@@ -110,7 +110,7 @@ impl UnfinishedGuests {
     }
 }
 
-fn unfinished<E: Entry>(
+fn unfinished<E: JournalEntry>(
     path: PathBuf,
     entry: &E,
     (id, mode): (&MigrationId, Mode),

@@ -21,7 +21,7 @@ use super::{READABLE, RecordError, VERSION, decode, encode};
 use crate::args::{
     Args, Command, DomainOptions, LinkOptions, MigrateOptions, ReceiveOptions, WhenStalled,
 };
-use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
+use crate::journal::entry::{DestinationEntry, JournalEntry, SourceEntry};
 
 fn path(name: &str) -> PathBuf {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/journals");
@@ -42,7 +42,7 @@ fn destination(name: &str) -> DestinationEntry {
 }
 
 /// A change of what is written fails here: see the documentation of `record`.
-fn is_written_as_kept(name: &str, entry: &impl Entry) {
+fn is_written_as_kept(name: &str, entry: &impl JournalEntry) {
     let written = String::from_utf8(encode(entry).unwrap()).unwrap();
     let kept = String::from_utf8(kept(name)).unwrap();
     assert_eq!(
@@ -192,7 +192,7 @@ fn a_path_that_is_not_text_is_refused() {
     assert!(error.contains("invalid UTF-8"), "{error}");
 }
 
-fn keep_if_asked(name: &str, entry: &impl Entry) {
+fn keep_if_asked(name: &str, entry: &impl JournalEntry) {
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(path(name), encode(entry).unwrap()).unwrap();
     }
@@ -260,12 +260,12 @@ fn tags_are_stable() {
     }
 }
 
-fn field(entry: &impl Entry, pointer: &str) -> Value {
+fn field(entry: &impl JournalEntry, pointer: &str) -> Value {
     let file: Value = serde_json::from_slice(&encode(entry).unwrap()).unwrap();
     file.pointer(pointer).unwrap().clone()
 }
 
-fn again<E: Entry>(entry: &E) -> E {
+fn again<E: JournalEntry>(entry: &E) -> E {
     decode::<E>(&encode(entry).unwrap()).unwrap()
 }
 

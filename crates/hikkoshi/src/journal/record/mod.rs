@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 
 pub(super) use error::RecordError;
 
-use super::entry::{DestinationEntry, Entry, SourceEntry};
+use super::entry::{DestinationEntry, JournalEntry, SourceEntry};
 
 /// The version that is written. The Debian package has it and [`READABLE`]:
 /// `packaging/debian/rules` reads both lines.
@@ -48,7 +48,7 @@ struct File<'a, E> {
 ///
 /// # Errors
 /// See [`RecordError`].
-pub(super) fn encode<E: Entry>(entry: &E) -> Result<Vec<u8>, RecordError> {
+pub(super) fn encode<E: JournalEntry>(entry: &E) -> Result<Vec<u8>, RecordError> {
     let file = File {
         version: VERSION,
         side: E::SIDE,
@@ -61,7 +61,7 @@ pub(super) fn encode<E: Entry>(entry: &E) -> Result<Vec<u8>, RecordError> {
 ///
 /// # Errors
 /// See [`RecordError`].
-pub(crate) fn decode<E: Entry>(text: &[u8]) -> Result<E, RecordError> {
+pub(crate) fn decode<E: JournalEntry>(text: &[u8]) -> Result<E, RecordError> {
     let mut file: Map<String, Value> = serde_json::from_slice(text)?;
     let mut take = |member| file.remove(member).unwrap_or_default();
     match serde_json::from_value(take("version"))? {

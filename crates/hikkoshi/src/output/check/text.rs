@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use hikkoshi_qemu::{
-    AsynchronousFaultSupport, CardPart, CheckedGuest, CopiedPart, MemoryPart, PageHolder, Part,
-    Verdict,
+    AsynchronousFaultSupport, CardPart, CheckedGuest, CopiedPart, GuestPart, MemoryPart,
+    PageHolder, Verdict,
 };
 
 use super::report::{CheckReport, DestinationReport, MODES, ObstacleReport};
@@ -216,8 +216,8 @@ fn size(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
-fn part(part: &Part) -> String {
-    let Part { name, kind, .. } = part;
+fn part(part: &GuestPart) -> String {
+    let GuestPart { name, kind, .. } = part;
     let file = if part.detail.is_empty() {
         String::new()
     } else {

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use hikkoshi_account::{Outage, Side, State};
 
-use super::Seen;
+use super::SeenMigration;
 use crate::output::progress_line::waits;
 use crate::output::units::seconds;
 
 /// A line for each migration that has no links, or that no engine works on although it is not
 /// finished.
-pub(crate) fn alarms(all: &[&Seen]) -> Vec<String> {
+pub(crate) fn alarms(all: &[&SeenMigration]) -> Vec<String> {
     all.iter().filter_map(|seen| alarm(seen)).collect()
 }
 
-fn alarm(seen: &Seen) -> Option<String> {
+fn alarm(seen: &SeenMigration) -> Option<String> {
     let guest = &seen.migration.guest;
     if let Some(unfinished) = &seen.unfinished {
         return Some(format!(
@@ -29,7 +29,7 @@ fn alarm(seen: &Seen) -> Option<String> {
 
 /// Since when there are no links, until when they are tried to be replaced, and what that means for
 /// the guest.
-pub(super) fn no_links(seen: &Seen, state: &State, outage: &Outage) -> String {
+pub(super) fn no_links(seen: &SeenMigration, state: &State, outage: &Outage) -> String {
     let migration = &seen.migration;
     let other = match (migration.side, migration.peer.as_str()) {
         (Side::Source, "") => "the destination".to_owned(),

@@ -27,7 +27,7 @@ pub(crate) enum Engine {
 
 /// A migration, as it was seen last.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenMigration {
     /// The name of its entry in the status folder.
     pub name: String,
     /// What its engine does.
@@ -57,7 +57,7 @@ pub(crate) struct Unfinished {
     pub resume: String,
 }
 
-impl Seen {
+impl SeenMigration {
     /// Whether its engine runs.
     pub(crate) fn is_running(&self) -> bool {
         self.engine != Engine::Gone
@@ -71,11 +71,11 @@ impl Seen {
 
 #[cfg(test)]
 pub(crate) mod examples {
-    use super::{Engine, Seen};
+    use super::{Engine, SeenMigration};
     use hikkoshi_account::{Mode, Side};
     use hikkoshi_status::Migration;
 
-    pub(crate) fn seen(side: Side, guest: &str, pid: u32, is_running: bool) -> Seen {
+    pub(crate) fn seen(side: Side, guest: &str, pid: u32, is_running: bool) -> SeenMigration {
         let migration = Migration {
             pid,
             host: "host-a".into(),
@@ -83,7 +83,7 @@ pub(crate) mod examples {
             mode: Some(Mode::Hybrid),
             ..Migration::new(format!("{pid:08x}99aabbcc"), side, guest)
         };
-        Seen {
+        SeenMigration {
             name: migration.entry_name(),
             engine: match is_running {
                 true => Engine::Answers,

@@ -5,7 +5,7 @@ use hikkoshi_status::{End, Migration, VERSION};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Seen, Unfinished};
+use super::{SeenMigration, Unfinished};
 use crate::output::progress::without_map;
 
 /// The part of the downtime that is not sending dirty pages, in milliseconds: what the engine
@@ -29,7 +29,7 @@ struct MigrationReport<'a> {
 }
 
 /// A migration as a line.
-pub(crate) fn json_line(seen: &Seen) -> String {
+pub(crate) fn json_line(seen: &SeenMigration) -> String {
     let report = MigrationReport {
         version: VERSION,
         name: &seen.name,
@@ -54,7 +54,7 @@ pub(crate) fn json_line(seen: &Seen) -> String {
 /// need at the rate of the last round that says it, and that of the switchover. `None`: that is not
 /// known yet, or not what decides.
 #[allow(clippy::cast_precision_loss)] // A time for people.
-pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
+pub(super) fn expected_downtime_ms(seen: &SeenMigration, state: &State) -> Option<f64> {
     let migration = &seen.migration;
     if migration.side != Side::Source
         || migration.mode != Some(Mode::Precopy)

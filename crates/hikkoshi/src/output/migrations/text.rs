@@ -8,7 +8,7 @@ use hikkoshi_status::Migration;
 
 use super::alarm::no_links;
 use super::report::expected_downtime_ms;
-use super::{Engine, Seen};
+use super::{Engine, SeenMigration};
 use crate::output::colours::Colour;
 use crate::output::progress_line::{self, left_range, left_seconds};
 use crate::output::streams::Lines;
@@ -29,7 +29,7 @@ const LEFT_OUT: [&str; 8] = [
 
 /// A line for each migration, under headings. It has as many columns of the table as there are
 /// `columns` of the terminal for; `None`: all.
-pub(crate) fn table(all: &[&Seen], columns: Option<usize>) -> Vec<Lines> {
+pub(crate) fn table(all: &[&SeenMigration], columns: Option<usize>) -> Vec<Lines> {
     if all.is_empty() {
         let none = "no migration runs on this host";
         return vec![Lines::new(Colour::Plain, none)];
@@ -80,7 +80,7 @@ fn cut(line: &str, columns: usize) -> String {
 
 /// A migration that is not finished, an outage, or an engine that is gone and has not ended, is not
 /// to be missed.
-fn colour(seen: &Seen) -> Colour {
+fn colour(seen: &SeenMigration) -> Colour {
     if seen.unfinished.is_some() {
         return Colour::Alarm;
     }
@@ -94,7 +94,7 @@ fn colour(seen: &Seen) -> Colour {
     }
 }
 
-fn row(seen: &Seen) -> [String; 12] {
+fn row(seen: &SeenMigration) -> [String; 12] {
     let migration = &seen.migration;
     let state = seen.state.as_ref();
     let shown = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
@@ -116,7 +116,7 @@ fn row(seen: &Seen) -> [String; 12] {
 }
 
 /// All that is known of each migration, a line for each thing.
-pub(crate) fn details(all: &[&Seen]) -> Vec<Lines> {
+pub(crate) fn details(all: &[&SeenMigration]) -> Vec<Lines> {
     let mut text = Vec::new();
     for (number, seen) in all.iter().enumerate() {
         if number > 0 {
@@ -136,7 +136,7 @@ pub(crate) fn details(all: &[&Seen]) -> Vec<Lines> {
     text
 }
 
-fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
+fn lines(seen: &SeenMigration) -> Vec<(&'static str, String)> {
     let migration = &seen.migration;
     let mut lines = vec![
         ("guest", guest(migration)),
@@ -185,7 +185,7 @@ fn guest(migration: &Migration) -> String {
     }
 }
 
-fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
+fn state_lines(seen: &SeenMigration, state: &State) -> Vec<(&'static str, String)> {
     let guest = match state.guest_at {
         GuestAt::Source => "at the source",
         GuestAt::Paused => "paused for the switchover",
@@ -225,7 +225,7 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
     lines
 }
 
-fn phase(seen: &Seen) -> String {
+fn phase(seen: &SeenMigration) -> String {
     // Also if the last engine has said how it ended: it has given up, and can be resumed.
     if seen.unfinished.is_some() {
         return "NOT FINISHED".to_owned();
@@ -281,7 +281,7 @@ fn compressed(state: &State) -> Option<String> {
 }
 
 /// The downtime, or what it would be now.
-fn downtime(seen: &Seen, state: &State) -> Option<String> {
+fn downtime(seen: &SeenMigration, state: &State) -> Option<String> {
     if let Some(ms) = state.likely_downtime_ms.or(state.downtime_ms) {
         return Some(format!("{ms:.1} ms"));
     }
@@ -346,16 +346,16 @@ pub(super) mod tests {
         })
     }
 
-    fn table(all: &[&Seen]) -> String {
+    fn table(all: &[&SeenMigration]) -> String {
         text(&super::table(all, None))
     }
 
-    fn details(all: &[&Seen]) -> String {
+    fn details(all: &[&SeenMigration]) -> String {
         text(&super::details(all))
     }
 
     /// A source that runs.
-    pub(crate) fn running(mode: Mode) -> Seen {
+    pub(crate) fn running(mode: Mode) -> SeenMigration {
         let mut seen = seen(Side::Source, "web", 4711, true);
         seen.migration.mode = Some(mode);
         seen.state = Some(state());
@@ -436,7 +436,7 @@ pub(super) mod tests {
     #[test]
     fn what_is_wrong_has_an_alarm_colour() {
         let mut seen = running(Mode::Hybrid);
-        let colours = |seen: &Seen| {
+        let colours = |seen: &SeenMigration| {
             super::table(&[seen], None)
                 .iter()
                 .map(|row| row.colour)

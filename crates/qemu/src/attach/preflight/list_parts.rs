@@ -6,7 +6,7 @@ use super::devices::{self, MemoryWrites};
 use super::known_types::is_of_the_board;
 use super::qom_tree::{DEVICE_FOLDERS, Object, UNATTACHED};
 use super::{network, pinning};
-use crate::guest_parts::{Part, Verdict};
+use crate::guest_parts::{GuestPart, Verdict};
 use crate::qmp::{Client, QmpError};
 
 fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict {
@@ -21,11 +21,14 @@ fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict 
 
 /// The devices that users added, those that QEMU made for a short option or by default, and all
 /// others that are an obstacle.
-pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<Part>, QmpError> {
-    let mut found: Vec<Part> = Vec::new();
+pub(crate) fn devices(
+    client: &mut Client,
+    allowed: &AllowedTypes,
+) -> Result<Vec<GuestPart>, QmpError> {
+    let mut found: Vec<GuestPart> = Vec::new();
     let objects = check_devices::objects(client)?;
     for object in &objects {
-        let is_part = |whole: &Part| {
+        let is_part = |whole: &GuestPart| {
             matches!(whole.verdict, Verdict::Refused(_)) && object.is_below(&whole.name)
         };
         if found.iter().any(is_part) {
@@ -40,7 +43,7 @@ pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec
         let verdict = verdict(writes, &object.kind, allowed);
         if verdict != Verdict::Moves || is_added(&object.path) || is_made_by_qemu(object, &objects)
         {
-            found.push(Part {
+            found.push(GuestPart {
                 name: object.path.clone(),
                 kind: object.kind.clone(),
                 detail: String::new(),
@@ -72,10 +75,13 @@ fn is_made_by_qemu(object: &Object, all: &[Object]) -> bool {
 }
 
 /// The network backends.
-pub(crate) fn networks(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<Part>, QmpError> {
+pub(crate) fn networks(
+    client: &mut Client,
+    allowed: &AllowedTypes,
+) -> Result<Vec<GuestPart>, QmpError> {
     let peers = network::peers(client)?.into_iter();
     let backends = peers.filter(|peer| peer.kind != "nic");
-    let part = |peer: network::Peer| Part {
+    let part = |peer: network::Peer| GuestPart {
         verdict: verdict(
             devices::of_network(&peer.kind, &peer.info),
             &peer.kind,
@@ -89,7 +95,10 @@ pub(crate) fn networks(client: &mut Client, allowed: &AllowedTypes) -> Result<Ve
 }
 
 /// What the disks are read by: the nodes below the image formats.
-pub(crate) fn disks(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<Part>, QmpError> {
+pub(crate) fn disks(
+    client: &mut Client,
+    allowed: &AllowedTypes,
+) -> Result<Vec<GuestPart>, QmpError> {
     let nodes = block::nodes(client)?;
     let pid = client.peer();
     let part = |node: Node| {
@@ -99,7 +108,7 @@ pub(crate) fn disks(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<P
             }
             verdict => verdict,
         };
-        Part {
+        GuestPart {
             name: node.name,
             kind: node.driver,
             detail: node.file,
