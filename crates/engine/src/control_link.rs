@@ -6,9 +6,9 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_link::{LinkError, LinkReader, message_name};
+use hikkoshi_link::{LinkError, LinkReader};
 use hikkoshi_linux::sandbox_thread;
-use hikkoshi_wire::ControlMessage;
+use hikkoshi_wire::{ControlMessage, message_name};
 
 /// The capacity of a session's event queue. It is small, so that a peer that
 /// floods the control link blocks itself.

@@ -48,7 +48,6 @@ mod compression;
 mod connect;
 mod flow;
 mod link_handshake;
-mod message_name;
 mod request_invitation;
 mod stream;
 mod sync;
@@ -67,7 +66,6 @@ pub use compression::{
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
 pub use link_handshake::{Agreed, HandshakeError, hello, open};
-pub use message_name::message_name;
 pub use request_invitation::{
     InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,
 };

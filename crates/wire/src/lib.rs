@@ -205,7 +205,7 @@ pub use messages::{
     MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OfferedGuest, OutsideLayout,
     PROBE_PAGES, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
     Processors, RequestSummary, SourceStage, StageSummary, Subject, ThreadFaults, ToDestination,
-    ToSource, Topology,
+    ToSource, Topology, message_name,
 };
 pub use negotiation::{
     CHALLENGE_LEN, Features, HELLO_LEN, Hello, HelloError, MigrationId, NegotiationError, Role,

@@ -15,12 +15,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, message_name, split};
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{
     Frame, Limits, MAX_ECHOES, MAX_LINKS, MAX_PAGES_PER_FRAME, MigrationId, PROBE_PAGES, Role,
-    ToDestination, ToSource,
+    ToDestination, ToSource, message_name,
 };
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 

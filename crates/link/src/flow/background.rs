@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
-use hikkoshi_wire::{Frame, HEADER_LEN};
+use hikkoshi_wire::{Frame, HEADER_LEN, message_name};
 
 use crate::TICK;
 use crate::compression::MeasuredLink;
@@ -13,7 +13,6 @@ use crate::flow::bandwidth::PresentLimit;
 use crate::flow::window::{Wait, Window};
 use crate::{
     Bandwidth, Compression, CompressionCounters, LinkError, LinkReader, LinkWriter, UrgentActivity,
-    message_name,
 };
 use hikkoshi_linux::CancelFlag;
 

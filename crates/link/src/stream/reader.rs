@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
+use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control, message_name};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::stream::busy_poll::BusyPoll;
 use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Opener;
-use crate::{LinkError, Stream, message_name};
+use crate::{LinkError, Stream};
 use hikkoshi_linux::CancelFlag;
 
 /// The size of a read ahead: headers, and pages that are not sent in large pieces. More of a

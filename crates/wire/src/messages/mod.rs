@@ -13,6 +13,7 @@ mod guest;
 mod machine;
 mod measurements;
 mod mode;
+mod name;
 mod network_frames;
 mod offer;
 mod page_ranges;
@@ -35,6 +36,7 @@ pub use measurements::{
     FaultKind, FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults,
 };
 pub use mode::Mode;
+pub use name::message_name;
 pub use network_frames::{MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, NetworkFrame, OFFLOAD_LEN};
 pub use offer::OfferedGuest;
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};

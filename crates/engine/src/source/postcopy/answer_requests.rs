@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use hikkoshi_pages::{PageRange, RamLayout};
-use hikkoshi_wire::Frame;
+use hikkoshi_wire::{Frame, message_name};
 
 use crate::panic_notifier::PanicNotifier;
 use crate::report::{Cell, Counters, MemoryMap, Tracker};
@@ -26,7 +26,7 @@ use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
 use crate::source::repeat_counter::{RepeatCounter, SentAs};
 use crate::source::session::{SourceSession, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
-use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity, message_name};
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::{monotonic_ns, sandbox_thread};
 use hikkoshi_memory::GuestRam;

@@ -35,7 +35,7 @@ impl Write for Name {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_wire::{SourceStage, ToDestination};
+    use crate::{SourceStage, ToDestination};
 
     #[test]
     fn a_message_is_called_by_its_name() {
