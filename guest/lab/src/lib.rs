@@ -10,7 +10,8 @@
 //!
 //! [`libvirt`] has hosts with libvirt daemons, and domains that move between them.
 //!
-//! A [`RunningProgram`] is a program whose output is read while it runs.
+//! A [`RunningProgram`] is a program whose output is read while it runs. A [`Relay`](relay::Relay)
+//! passes on the connections of a migration, and can hold, change, delay and cut them.
 //!
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
 //! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
@@ -79,6 +80,7 @@ pub mod prometheus;
 mod qemu_migration;
 mod qmp;
 mod ram;
+pub mod relay;
 mod report;
 mod spawn;
 #[cfg(test)]
