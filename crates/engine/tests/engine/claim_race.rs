@@ -13,8 +13,8 @@ use hikkoshi_wire::{Frame, Role, ToDestination};
 
 use crate::machine::{Random, Side};
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
-use crate::relay::{Fate, Passing, Towards};
 use crate::run::Setup;
+use hikkoshi_lab::relay::{Fate, Message, Towards};
 
 const READERS: u64 = 8;
 
@@ -34,16 +34,16 @@ fn race(mode: Mode, source: &RamLayout, destination: &RamLayout, links: u16) -> 
         Arc::clone(&arrived),
         Arc::clone(&by_link),
     );
-    setup.relay(move |passing: &Passing| {
-        if let Some(ToDestination::Switch { owed_pages, .. }) = passing.control {
+    setup.relay(move |message: &Message| {
+        if let Some(ToDestination::Switch { owed_pages, .. }) = message.control {
             announced.store(owed_pages, Ordering::SeqCst);
         }
         let (Towards::Destination, Frame::Pages { range } | Frame::Zeros { range }) =
-            (passing.towards, passing.frame)
+            (message.towards, message.frame)
         else {
             return Fate::Pass;
         };
-        let link = &links[usize::from(passing.role != Role::Urgent)];
+        let link = &links[usize::from(message.role != Role::Urgent)];
         if announced.load(Ordering::SeqCst) < u64::MAX {
             link.fetch_add(range.len(), Ordering::Relaxed);
             let mut counts = counts.lock().unwrap();

@@ -9,8 +9,8 @@ use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{CompressionMethod, Features, Frame, Role};
 
 use crate::memory::{HUGE, HugePages, SMALL, layout};
-use crate::relay::Fate;
 use crate::run::Setup;
+use hikkoshi_lab::relay::Fate;
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
@@ -28,9 +28,9 @@ impl Frames {
     fn of(setup: &mut Setup) -> Arc<Self> {
         let frames = Arc::new(Self::default());
         let counting = Arc::clone(&frames);
-        setup.relay(move |passing| {
-            let is_background = matches!(passing.role, Role::Background { .. });
-            let counter = match passing.frame {
+        setup.relay(move |message| {
+            let is_background = matches!(message.role, Role::Background { .. });
+            let counter = match message.frame {
                 Frame::Compressed { .. } if !is_background => &counting.elsewhere,
                 Frame::Compressed { method, .. } => match method {
                     CompressionMethod::Lz4 => &counting.lz4,

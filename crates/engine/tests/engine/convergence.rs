@@ -10,8 +10,8 @@ use hikkoshi_wire::Frame;
 
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, SMALL, layout};
-use crate::relay::Fate;
 use crate::run::Setup;
+use hikkoshi_lab::relay::Fate;
 
 const LAYOUT: [(u64, u64); 1] = [(12 * MIB, SMALL)];
 
@@ -118,8 +118,8 @@ fn write_before_the_pause(setup: &mut Setup, tries: u32) -> Arc<AtomicBool> {
     // While the pages are on their way; they are not in the log until it is taken again.
     let (times, in_log) = (AtomicU32::new(0), Arc::new(AtomicBool::new(false)));
     let (machine, written) = (Arc::clone(&setup.machine), Arc::clone(&in_log));
-    setup.relay(move |passing| {
-        let is_page = matches!(passing.frame, Frame::Pages { .. });
+    setup.relay(move |message| {
+        let is_page = matches!(message.frame, Frame::Pages { .. });
         if is_page
             && prepared.load(Ordering::Relaxed)
             && !written.load(Ordering::Relaxed)

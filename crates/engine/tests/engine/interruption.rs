@@ -12,8 +12,8 @@ use hikkoshi_handover::SourceStage;
 use hikkoshi_wire::Role;
 
 use crate::machine::Side;
-use crate::relay::{Fate, Passing, Towards};
 use crate::run::{Done, Setup};
+use hikkoshi_lab::relay::{Fate, Message, Towards};
 
 /// The result of one side: where the guest is, or that it has moved.
 type Verdict = Result<(), Outcome>;
@@ -54,18 +54,18 @@ fn try_to_break_at(mode: Mode, name: &'static str, fate: Fate, done: &Arc<Atomic
         });
     }
     let switched = AtomicBool::new(false);
-    setup.relay(move |passing: &Passing| {
-        if passing.name == "Switch" {
+    setup.relay(move |message: &Message| {
+        if message.name == "Switch" {
             switched.store(true, Ordering::Relaxed);
         }
-        let background = matches!(passing.role, Role::Background { .. });
+        let background = matches!(message.role, Role::Background { .. });
         if after_commit && background && switched.load(Ordering::Relaxed) {
             // Otherwise every page might have arrived before the cut.
             while !done.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        if passing.name != name || done.swap(true, Ordering::Relaxed) {
+        if message.name != name || done.swap(true, Ordering::Relaxed) {
             return Fate::Pass;
         }
         if name == "Offer" {
@@ -183,7 +183,7 @@ fn a_link_lost_between_ready_and_commit_keeps_the_destination_paused() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
         for fate in [Fate::CutBefore, Fate::CutInside] {
             let mut setup = Setup::new(mode);
-            setup.relay(move |passing: &Passing| match passing.name.as_str() {
+            setup.relay(move |message: &Message| match message.name.as_str() {
                 "Ready" => fate,
                 // It is not notified, either, that the source keeps the guest.
                 "ResumeRequest" => Fate::CutBefore,
@@ -248,11 +248,11 @@ fn a_link_that_breaks_in_postcopy_leaves_the_guest_running() {
         let attempt = |_| {
             let mut setup = Setup::new(Mode::Postcopy);
             let running = AtomicBool::new(false);
-            setup.relay(move |passing: &Passing| {
-                if passing.name == "GuestResumed" {
+            setup.relay(move |message: &Message| {
+                if message.name == "GuestResumed" {
                     running.store(true, Ordering::Relaxed);
                 }
-                let page = passing.role == role && passing.towards == Towards::Destination;
+                let page = message.role == role && message.towards == Towards::Destination;
                 if page && running.load(Ordering::Relaxed) {
                     return Fate::CutLink;
                 }
@@ -316,8 +316,8 @@ fn cancel_at(mode: Mode, side: Side, name: &'static str) -> Done {
         Side::Source => setup.source_cancel.clone(),
         Side::Destination => setup.destination_cancel.clone(),
     };
-    setup.relay(move |passing: &Passing| {
-        if passing.name == name {
+    setup.relay(move |message: &Message| {
+        if message.name == name {
             cancel.cancel();
         }
         Fate::Pass
@@ -416,10 +416,10 @@ fn a_cancellation_that_crosses_the_commit_is_too_late() {
     let cancel = setup.destination_cancel.clone();
     let cancel_seen = Arc::new(AtomicBool::new(false));
     let (seen, source_cancel) = (Arc::clone(&cancel_seen), setup.source_cancel.clone());
-    setup.relay(move |passing: &Passing| {
-        match passing.name.as_str() {
+    setup.relay(move |message: &Message| {
+        match message.name.as_str() {
             "Ready" => cancel.cancel(),
-            "Cancel" if passing.towards == Towards::Source => seen.store(true, Ordering::Relaxed),
+            "Cancel" if message.towards == Towards::Source => seen.store(true, Ordering::Relaxed),
             _ => {}
         }
         Fate::Pass

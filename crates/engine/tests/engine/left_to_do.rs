@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::Mode;
 
-use crate::relay::{Fate, Passing};
 use crate::run::Setup;
+use hikkoshi_lab::relay::{Fate, Message};
 
 const LEFT: &str = "the guest is not persistent here: the disk is full";
 
@@ -44,8 +44,8 @@ fn it_is_reported_again_after_the_links_were_lost() {
         setup.destination.left_to_do = Some(LEFT.to_owned());
         setup.retry_for(Duration::from_secs(40));
         let is_cut = AtomicBool::new(false);
-        setup.relay(move |passing: &Passing| {
-            if passing.name == cut && !is_cut.swap(true, Ordering::Relaxed) {
+        setup.relay(move |message: &Message| {
+            if message.name == cut && !is_cut.swap(true, Ordering::Relaxed) {
                 return Fate::CutBefore;
             }
             Fate::Pass

@@ -7,8 +7,8 @@ use hikkoshi_engine::Mode;
 use hikkoshi_wire::{Frame, Role};
 
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
-use crate::relay::{Fate, Passing};
 use crate::run::Setup;
+use hikkoshi_lab::relay::{Fate, Message};
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
@@ -71,9 +71,9 @@ fn a_link_of_several_that_breaks() {
         let mut setup = Setup::with(Mode::Precopy, &layout, &layout, true);
         setup.options.links = 3;
         let seen = AtomicU32::new(0);
-        setup.relay(move |passing: &Passing| {
-            let background = matches!(passing.role, Role::Background { .. });
-            let page = matches!(passing.frame, Frame::Pages { .. } | Frame::Zeros { .. });
+        setup.relay(move |message: &Message| {
+            let background = matches!(message.role, Role::Background { .. });
+            let page = matches!(message.frame, Frame::Pages { .. } | Frame::Zeros { .. });
             // Whichever of them it is on.
             if background && page && seen.fetch_add(1, Ordering::Relaxed) == nth {
                 return Fate::CutLink;

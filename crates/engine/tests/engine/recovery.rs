@@ -14,8 +14,8 @@ use hikkoshi_wire::{Frame, Role, ToDestination};
 
 use crate::machine::Side;
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
-use crate::relay::{Fate, Passing, Towards};
 use crate::run::Setup;
+use hikkoshi_lab::relay::{Fate, Message, Towards};
 
 const LONG: Duration = Duration::from_secs(40);
 
@@ -34,8 +34,8 @@ fn links_that_break_again_and_again() {
         });
         let (frames, broken) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
         let breaks = Arc::clone(&broken);
-        setup.relay(move |passing: &Passing| {
-            if passing.name == "Commit" {
+        setup.relay(move |message: &Message| {
+            if message.name == "Commit" {
                 frames.store(1, Ordering::Relaxed);
             }
             // After *Commit*, at every eleventh frame, alternately in each direction.
@@ -77,11 +77,11 @@ fn reconnecting_stops_when_new_links_break_at_once() {
     let mut setup = Setup::new(Mode::Postcopy);
     setup.retry_for(Duration::from_secs(1));
     let committed = AtomicBool::new(false);
-    setup.relay(move |passing: &Passing| {
-        if passing.name == "Commit" {
+    setup.relay(move |message: &Message| {
+        if message.name == "Commit" {
             committed.store(true, Ordering::Relaxed);
         }
-        let page = matches!(passing.frame, Frame::Pages { .. } | Frame::Zeros { .. });
+        let page = matches!(message.frame, Frame::Pages { .. } | Frame::Zeros { .. });
         if page && committed.load(Ordering::Relaxed) {
             return Fate::CutBefore;
         }
@@ -101,9 +101,9 @@ fn links_that_break_while_the_guest_starts() {
         setup.destination.looks = true;
         setup.retry_for(retry_for);
         let broken = AtomicU32::new(0);
-        setup.relay(move |passing: &Passing| {
+        setup.relay(move |message: &Message| {
             let first = || broken.fetch_add(1, Ordering::Relaxed) == 0;
-            if passing.name == "Commit" && first() {
+            if message.name == "Commit" && first() {
                 return Fate::CutAfter;
             }
             Fate::Pass
@@ -130,8 +130,8 @@ fn a_destination_that_exits_before_commit() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
         let mut setup = Setup::new(mode);
         let ended = Arc::clone(&setup.destination.ended);
-        setup.relay(move |passing: &Passing| {
-            if passing.name == "Commit" {
+        setup.relay(move |message: &Message| {
+            if message.name == "Commit" {
                 ended.store(true, Ordering::Relaxed);
             }
             Fate::Pass
@@ -164,11 +164,11 @@ fn a_migration_with_huge_pages_can_be_resumed() {
             let mut setup = Setup::with(mode, &source, &destination, true);
             setup.retry_for(retry_for);
             let pages = AtomicU32::new(0);
-            setup.relay(move |passing: &Passing| {
-                if passing.name == "Commit" {
+            setup.relay(move |message: &Message| {
+                if message.name == "Commit" {
                     pages.store(1, Ordering::Relaxed);
                 }
-                let page = passing.name == "Pages" && passing.towards == Towards::Destination;
+                let page = message.name == "Pages" && message.towards == Towards::Destination;
                 if page && pages.load(Ordering::Relaxed) > 0 {
                     let count = pages.fetch_add(1, Ordering::Relaxed);
                     if count == nth {
@@ -227,13 +227,13 @@ fn a_declined_guest_stays_on_record_until_the_source_knows() {
         setup.retry_for(retry_for);
         let ended = Arc::clone(&setup.destination.ended);
         let (declined, wheres) = (AtomicU32::new(0), AtomicU32::new(0));
-        setup.relay(move |passing: &Passing| {
-            if passing.name == "Commit" {
+        setup.relay(move |message: &Message| {
+            if message.name == "Commit" {
                 ended.store(true, Ordering::Relaxed);
             }
             let first = |count: &AtomicU32| count.fetch_add(1, Ordering::Relaxed) == 0;
-            if (passing.name == "Declined" && first(&declined))
-                || (passing.name == "ResumeReply" && first(&wheres))
+            if (message.name == "Declined" && first(&declined))
+                || (message.name == "ResumeReply" && first(&wheres))
             {
                 return Fate::CutBefore;
             }
@@ -274,7 +274,7 @@ fn a_lost_ready_message_leaves_the_guest_at_the_source() {
             // The links end by the deadline, which nothing before reaches.
             setup.options.peer_timeout = Duration::from_secs(5);
         }
-        setup.relay(move |passing: &Passing| match passing.name.as_str() {
+        setup.relay(move |message: &Message| match message.name.as_str() {
             "Ready" => fate,
             _ => Fate::Pass,
         });
@@ -299,11 +299,11 @@ fn both_sides_count_the_pages_of_the_whole_postcopy_after_links_were_lost() {
     setup.retry_for(LONG);
     let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
     let missing = Arc::clone(&owed);
-    setup.relay(move |passing: &Passing| {
-        if let Some(ToDestination::OwedEnd { pages, .. }) = passing.control {
+    setup.relay(move |message: &Message| {
+        if let Some(ToDestination::OwedEnd { pages, .. }) = message.control {
             missing.store(pages, Ordering::Relaxed);
         }
-        if !matches!(passing.role, Role::Background { .. }) || passing.name != "Pages" {
+        if !matches!(message.role, Role::Background { .. }) || message.name != "Pages" {
             return Fate::Pass;
         }
         // Background pages are sent only after the source knows that the guest runs there.
@@ -342,8 +342,8 @@ fn a_final_message_that_is_lost() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.retry_for(LONG);
     let completes = AtomicU32::new(0);
-    setup.relay(move |passing: &Passing| {
-        if passing.name == "Complete" && completes.fetch_add(1, Ordering::Relaxed) == 0 {
+    setup.relay(move |message: &Message| {
+        if message.name == "Complete" && completes.fetch_add(1, Ordering::Relaxed) == 0 {
             return Fate::Drop;
         }
         Fate::Pass
@@ -367,9 +367,9 @@ fn a_refused_cancellation_does_not_prevent_reconnecting() {
         setup.destination_cancel.clone(),
     ];
     let pages = AtomicU32::new(0);
-    setup.relay(move |passing: &Passing| {
+    setup.relay(move |message: &Message| {
         // Background pages are sent only after the source knows that the guest runs there.
-        let unasked = matches!(passing.role, Role::Background { .. }) && passing.name == "Pages";
+        let unasked = matches!(message.role, Role::Background { .. }) && message.name == "Pages";
         match unasked.then(|| pages.fetch_add(1, Ordering::Relaxed)) {
             Some(0) => cancels.iter().for_each(hikkoshi_engine::CancelFlag::cancel),
             Some(3) => {
@@ -407,7 +407,7 @@ fn a_source_guest_that_runs_after_the_handover_is_not_sent() {
         (Fate::CutAfter, Outcome::AtDestination),
     ] {
         let mut setup = Setup::new(Mode::Postcopy);
-        setup.relay(move |passing: &Passing| match passing.name.as_str() {
+        setup.relay(move |message: &Message| match message.name.as_str() {
             "GuestResumed" => fate,
             _ => Fate::Pass,
         });
@@ -433,8 +433,8 @@ fn an_abandoned_migration_is_closed() {
         let mut setup = Setup::new(Mode::Postcopy);
         // It can be resumed as soon as its source is back.
         setup.destination.looks = true;
-        setup.relay(move |passing: &Passing| {
-            if passing.name == "Commit" {
+        setup.relay(move |message: &Message| {
+            if message.name == "Commit" {
                 return fate;
             }
             Fate::Pass
@@ -466,7 +466,7 @@ fn an_abandoned_migration_is_closed() {
 #[test]
 fn abandoning_can_be_retried() {
     let mut setup = Setup::new(Mode::Hybrid);
-    setup.relay(|passing: &Passing| match passing.name.as_str() {
+    setup.relay(|message: &Message| match message.name.as_str() {
         "Commit" => Fate::CutBefore,
         _ => Fate::Pass,
     });

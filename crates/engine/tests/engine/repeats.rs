@@ -11,8 +11,8 @@ use hikkoshi_wire::Frame;
 
 use crate::machine::Side;
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
-use crate::relay::{Fate, Passing, Towards};
 use crate::run::Setup;
+use hikkoshi_lab::relay::{Fate, Message, Towards};
 
 const LONG: Duration = Duration::from_secs(40);
 
@@ -37,19 +37,19 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&self, passing: &Passing) {
-        match passing.name.as_str() {
+    fn add(&self, message: &Message) {
+        match message.name.as_str() {
             // The links were drained before, and post-copy pages follow the answer.
             "DiscardEnd" => self.postcopy.store(true, Ordering::SeqCst),
             "ResumeRequest" => self.resumed.store(true, Ordering::SeqCst),
             _ => {}
         }
-        let (range, content) = match passing.frame {
+        let (range, content) = match message.frame {
             Frame::Pages { range } => (range, true),
             Frame::Zeros { range } => (range, false),
             _ => return,
         };
-        if passing.towards == Towards::Destination {
+        if message.towards == Towards::Destination {
             let part = match self.postcopy.load(Ordering::SeqCst) {
                 false => Part::Precopy,
                 true if self.resumed.load(Ordering::SeqCst) => Part::Resumed,
@@ -131,8 +131,8 @@ fn the_source_counts_what_it_sends_twice() {
         let mut setup = setup(mode);
         let seen = Arc::new(Seen::default());
         let sees = Arc::clone(&seen);
-        setup.relay(move |passing: &Passing| {
-            sees.add(passing);
+        setup.relay(move |message: &Message| {
+            sees.add(message);
             Fate::Pass
         });
         let live = Arc::clone(&setup.live[0]);
@@ -162,12 +162,12 @@ fn pages_that_are_lost_with_the_links_are_counted() {
         let seen = Arc::new(Seen::default());
         let (sees, committed, frames) =
             (Arc::clone(&seen), AtomicBool::new(false), AtomicU32::new(0));
-        setup.relay(move |passing: &Passing| {
-            sees.add(passing);
-            if passing.name == "Commit" {
+        setup.relay(move |message: &Message| {
+            sees.add(message);
+            if message.name == "Commit" {
                 committed.store(true, Ordering::SeqCst);
             }
-            let is_page = matches!(passing.frame, Frame::Pages { .. } | Frame::Zeros { .. });
+            let is_page = matches!(message.frame, Frame::Pages { .. } | Frame::Zeros { .. });
             let counts = is_page && committed.load(Ordering::SeqCst);
             if counts && frames.fetch_add(1, Ordering::SeqCst) == 5 {
                 return Fate::CutBefore;
@@ -211,8 +211,8 @@ fn pages_beside_a_written_one_are_told_apart() {
     });
     let seen = Arc::new(Seen::default());
     let sees = Arc::clone(&seen);
-    setup.relay(move |passing: &Passing| {
-        sees.add(passing);
+    setup.relay(move |message: &Message| {
+        sees.add(message);
         Fate::Pass
     });
     let (account, _) = setup.run().moved(true);

@@ -13,8 +13,8 @@ use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_link::{Address, Listener, Remote, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
-use crate::relay::{Fate, Passing};
 use crate::run::{Setup, open, watchdog};
+use hikkoshi_lab::relay::{Fate, Message};
 
 /// How many checks, 5 ms apart, before a thread counts as not sandboxed: a new thread has its name
 /// before its sandbox.
@@ -62,9 +62,9 @@ fn moved_by(names: &'static [&'static str], mode: Mode) {
     setup.options.links = 2;
     let seen = Arc::new(Mutex::new(None));
     let looked = Arc::clone(&seen);
-    setup.relay(move |passing: &Passing| {
-        let background = matches!(passing.role, Role::Background { .. });
-        if background && passing.name == "Pages" {
+    setup.relay(move |message: &Message| {
+        let background = matches!(message.role, Role::Background { .. });
+        if background && message.name == "Pages" {
             looked
                 .lock()
                 .unwrap()

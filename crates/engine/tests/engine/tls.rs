@@ -16,7 +16,7 @@ use hikkoshi_wire::{MigrationId, Role};
 
 use crate::machine::Side;
 use crate::run::{Done, Setup, open};
-use crate::tampering_proxy::{Tamper, TamperingProxy};
+use crate::tampering::{Tamper, Tampering};
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
@@ -55,21 +55,21 @@ fn spinning_threads_speak_tls_as_well() {
 
 /// A migration with TLS on links that are tampered with. Each sends about as many bytes: it has at
 /// most one round, also if it is delayed and estimates a low bandwidth.
-fn tampered(mode: Mode, proxy: &Arc<TamperingProxy>) -> Setup {
+fn tampered(mode: Mode, tampering: &Arc<Tampering>) -> Setup {
     let mut setup = Setup::new(mode);
     setup.options.max_downtime = Duration::from_secs(20);
     setup.tls = Some(invited());
-    setup.proxy = Some(Arc::clone(proxy));
+    setup.bytes = Some(Arc::<Tampering>::clone(tampering));
     setup
 }
 
 /// A migration in which byte `at` is tampered with: the guest is intact, wherever it is.
 fn migrate_tampered(mode: Mode, tamper: Tamper, at: u64) -> (Done, bool) {
-    let proxy = TamperingProxy::new(tamper, at);
-    let mut setup = tampered(mode, &proxy);
+    let tampering = Arc::new(Tampering::new(tamper, at));
+    let mut setup = tampered(mode, &tampering);
     setup.stops = true;
     let done = setup.run();
-    (done, proxy.tampered())
+    (done, tampering.tampered())
 }
 
 fn check_intact(done: Done, at: u64) {
@@ -102,9 +102,9 @@ fn check_intact(done: Done, at: u64) {
 /// Bytes that a migration sends on all links: the smallest of several measurements.
 fn length(mode: Mode) -> u64 {
     let lengths = (0..3).map(|_| {
-        let proxy = TamperingProxy::new(Tamper::Cut, u64::MAX);
-        tampered(mode, &proxy).run().moved(true);
-        proxy.carried()
+        let counting = Arc::new(Tampering::new(Tamper::Cut, u64::MAX));
+        tampered(mode, &counting).run().moved(true);
+        counting.carried()
     });
     lengths.min().unwrap()
 }
@@ -159,12 +159,12 @@ fn a_changed_byte_ends_the_link_and_changes_no_page() {
 #[test]
 fn page_content_is_encrypted() {
     for tls in [false, true] {
-        let proxy = TamperingProxy::new(Tamper::Cut, u64::MAX);
+        let reading = Arc::new(Tampering::new(Tamper::Cut, u64::MAX));
         let mut setup = Setup::new(Mode::Hybrid);
         setup.tls = tls.then(invited);
-        setup.proxy = Some(proxy.clone());
+        setup.bytes = Some(reading.clone());
         let done = setup.run();
-        let read = proxy.readable(done.machine.memory(Side::Destination).layout().pages());
+        let read = reading.readable(done.machine.memory(Side::Destination).layout().pages());
         assert_eq!(read == 0, tls, "{read} pages");
         done.moved(true);
     }

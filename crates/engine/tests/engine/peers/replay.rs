@@ -1,8 +1,7 @@
 //! A recorded session, replayed to another migration's destination.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -10,6 +9,7 @@ use std::thread;
 
 use hikkoshi_engine::{DestinationOptions, Mode, SourceOptions, migrate, receive};
 use hikkoshi_handover::SourceStage;
+use hikkoshi_lab::relay::{Carries, Fate, Passing, Relay, RelayPolicy, Towards};
 use hikkoshi_link::{Address, Listener, hello};
 use hikkoshi_wire::{
     CHALLENGE_LEN, Frame, HELLO_LEN, MigrationId, Role, ToDestination, encode_control,
@@ -25,45 +25,20 @@ use super::{listen, machine};
 /// The bytes that a source has sent, by connection.
 type Session = Vec<Vec<u8>>;
 
-/// Listens between the two sides and records what the source sends.
-fn record_session(folder: &Path, to: &Path) -> (PathBuf, Arc<Mutex<Session>>) {
-    let path = folder.join("tap");
-    let tap = UnixListener::bind(&path).unwrap();
-    let (to, recording) = (to.to_owned(), Arc::<Mutex<Session>>::default());
-    let session = Arc::clone(&recording);
-    thread::spawn(move || {
-        for near in tap.incoming() {
-            let (Ok(near), Ok(far)) = (near, UnixStream::connect(&to)) else {
-                return;
-            };
-            let (answers, back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
-            let number = {
-                let mut session = session.lock().unwrap();
-                session.push(Vec::new());
-                session.len() - 1
-            };
-            let session = Arc::clone(&session);
-            thread::spawn(move || {
-                pass(&near, &far, |bytes| {
-                    session.lock().unwrap()[number].extend_from_slice(bytes);
-                });
-            });
-            thread::spawn(move || pass(&answers, &back, |_| ()));
-        }
-    });
-    (path, recording)
-}
+/// Records what the source sends.
+#[derive(Debug, Default)]
+struct Recording(Mutex<Session>);
 
-fn pass(mut from: &UnixStream, mut to: &UnixStream, mut record: impl FnMut(&[u8])) {
-    let mut buffer = vec![0; 64 << 10];
-    while let Ok(read @ 1..) = from.read(&mut buffer) {
-        record(&buffer[..read]);
-        if to.write_all(&buffer[..read]).is_err() {
-            break;
+impl RelayPolicy for Recording {
+    fn before(&self, passing: &mut Passing<'_>) -> Fate {
+        if passing.towards == Towards::Destination {
+            let (mut session, link) = (self.0.lock().unwrap(), passing.link as usize);
+            let links = session.len().max(link);
+            session.resize(links, Vec::new());
+            session[link - 1].extend_from_slice(passing.bytes);
         }
+        Fate::Pass
     }
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
 }
 
 fn path(listener: &Listener) -> PathBuf {
@@ -111,16 +86,19 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
 /// The bytes that a source sends during a migration.
 fn recorded() -> Session {
     let folder = tempfile::tempdir().unwrap();
-    let recording = Mutex::new(Arc::default());
+    let recording = Arc::new(Recording::default());
+    let tap = folder.path().join("tap");
+    let mut relay = None;
     moved(
         |to| {
-            let (tap, session) = record_session(folder.path(), to);
-            *recording.lock().unwrap() = session;
-            tap
+            let [at, to] = [&tap, to].map(|path| format!("unix:{}", path.display()));
+            let policy = Arc::<Recording>::clone(&recording);
+            relay = Some(Relay::between(&at, &to, Carries::BYTES, policy).unwrap());
+            tap.clone()
         },
         |_, _| (),
     );
-    recording.into_inner().unwrap().lock().unwrap().clone()
+    recording.0.lock().unwrap().clone()
 }
 
 /// Every connection of an old session is replayed byte by byte, *Commit* included, while another

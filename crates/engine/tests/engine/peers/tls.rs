@@ -9,7 +9,7 @@ use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationOptions, SourceOptions, migrate, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::tls::TlsClient;
-use hikkoshi_link::{Address, Listener, Remote, Stream, hello};
+use hikkoshi_link::{Address, Listener, Remote, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
 use crate::guests::{TestDestination, TestSource};
@@ -135,18 +135,17 @@ fn peers_that_violate_tls_at_a_destination() {
 fn a_destination_that_violates_tls() {
     let _watchdog = watchdog();
     let (client, server) = invited();
-    let attempt = |script: &(dyn Fn(TcpStream) + Sync)| {
+    let attempt = |address: Address, script: &(dyn Fn() + Sync)| {
         let layout = layout(&[(MIB, SMALL)]);
         let machine = machine(&layout, &layout);
         let mut source = TestSource::new(&machine, true, 10);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let remote = Remote {
             loopback_only: false,
-            address: Address::Tcp(listener.local_addr().unwrap().to_string()),
+            address,
             tls: Some(client.clone()),
         };
         let error = thread::scope(|scope| {
-            scope.spawn(|| script(listener.accept().unwrap().0));
+            scope.spawn(script);
             let control = migrate_control(&Arc::default());
             migrate(&mut source, &remote, &SourceOptions::default(), &control).unwrap_err()
         });
@@ -156,7 +155,10 @@ fn a_destination_that_violates_tls() {
         Report::new(&error).to_string()
     };
     let says = |bytes: &'static [u8]| {
-        attempt(&move |mut peer: TcpStream| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap().to_string());
+        attempt(address, &|| {
+            let (mut peer, _) = listener.accept().unwrap();
             let _ = peer.write_all(bytes);
             read_all(peer);
         })
@@ -174,46 +176,21 @@ fn a_destination_that_violates_tls() {
     let text = says(&OVERSIZED);
     assert!(text.contains("the TLS handshake failed"), "{text}");
     // A correct handshake, the source is admitted, and then only invalid data.
-    let text = attempt(&|peer| {
-        let folder = tempfile::tempdir().unwrap();
-        let address = Address::Unix(folder.path().join("listen"));
-        let listener = Listener::bind(&address).unwrap().with_tls(server.clone());
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("listen"));
+    let listener = Listener::bind(&address).unwrap().with_tls(server);
+    let text = attempt(address, &|| {
         let (sender, incoming) = std::sync::mpsc::sync_channel(1);
         let stop = CancelFlag::new();
         thread::scope(|scope| {
             scope.spawn(|| listener.serve(&sender, &stop));
-            relay(
-                &peer,
-                &Stream::connect(&address, false, &CancelFlag::new()).unwrap(),
-                || {
-                    let control = incoming.recv().unwrap();
-                    (&control.stream).write_all(&OVERSIZED).unwrap();
-                    // Until the source closes the connection: after a shutdown its send could fail
-                    // instead.
-                    let _ = io::copy(&mut &control.stream, &mut io::sink());
-                    control.stream.shutdown();
-                },
-            );
+            let control = incoming.recv().unwrap();
+            (&control.stream).write_all(&OVERSIZED).unwrap();
+            // Until the source closes the connection: after a shutdown its send could fail instead.
+            let _ = io::copy(&mut &control.stream, &mut io::sink());
+            control.stream.shutdown();
             stop.cancel();
         });
     });
     assert!(text.contains("a TLS record of an invalid length"), "{text}");
-}
-
-/// Relays bytes between the two during `work`, and until one closes the connection.
-fn relay(near: &TcpStream, far: &Stream, work: impl FnOnce()) {
-    let carry = |mut from: &mut dyn Read, to: &mut dyn Write| {
-        let _ = io::copy(&mut from, to);
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            carry(&mut &*far, &mut &*near);
-            let _ = near.shutdown(std::net::Shutdown::Both);
-        });
-        scope.spawn(|| {
-            carry(&mut &*near, &mut &*far);
-            far.shutdown();
-        });
-        work();
-    });
 }

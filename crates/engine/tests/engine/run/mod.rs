@@ -15,18 +15,18 @@ use hikkoshi_engine::{
     SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::{DestinationRecord, SourceRecord, SourceStage, Unrecorded};
+use hikkoshi_lab::relay::{Carries, Fate, Message, Relay, RelayPolicy};
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, HandshakeError, Listener, Remote, Stream};
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{Features, Hello, Limits};
+use hikkoshi_wire::{Features, Hello};
 use tempfile::TempDir;
 
 use crate::direct_io_device::DirectDevice;
 use crate::guests::{TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
-use crate::relay::{Fate, Passing, Policy, Relay};
-use crate::tampering_proxy::TamperingProxy;
+use crate::message_policy::{Decide, MessagePolicy};
 
 use observer::RecordingObserver;
 
@@ -65,15 +65,15 @@ pub(crate) struct Setup {
     pub source_cancel: CancelFlag,
     pub source_control: SourceControl,
     pub destination_cancel: CancelFlag,
-    policy: Option<Box<Policy>>,
-    /// What a relay passes of the destination's features.
+    decide: Option<Box<Decide>>,
+    /// What a relay of messages passes of the destination's features.
     pub features: Features,
     pub source_journal: Arc<Records<SourceRecord>>,
     pub destination_journal: Arc<Records<DestinationRecord>>,
     /// What both sides protect their links with.
     pub tls: Option<(TlsClient, TlsServer)>,
-    /// Carries every byte between the two sides, if set.
-    pub proxy: Option<Arc<TamperingProxy>>,
+    /// What happens to the bytes between the two sides, if set.
+    pub bytes: Option<Arc<dyn RelayPolicy>>,
     /// The state of the source, and of the destination.
     pub live: [LiveState; 2],
     /// The destination is cancelled when the source has ended: it may never have been reached.
@@ -152,12 +152,12 @@ impl Setup {
             source_cancel: CancelFlag::new(),
             source_control: SourceControl::new(),
             destination_cancel: CancelFlag::new(),
-            policy: None,
+            decide: None,
             features: Features::SUPPORTED,
             source_journal: Arc::default(),
             destination_journal: Arc::default(),
             tls: None,
-            proxy: None,
+            bytes: None,
             live: Default::default(),
             stops: false,
             folder: tempfile::tempdir().unwrap(),
@@ -170,9 +170,9 @@ impl Setup {
         self.receive_options.retry_for = time.into();
     }
 
-    /// Puts a relay between the two sides.
-    pub(crate) fn relay(&mut self, policy: impl Fn(&Passing) -> Fate + Send + Sync + 'static) {
-        self.policy = Some(Box::new(policy));
+    /// Puts a relay between the two sides, which decides about each message.
+    pub(crate) fn relay(&mut self, decide: impl Fn(&Message) -> Fate + Send + Sync + 'static) {
+        self.decide = Some(Box::new(decide));
     }
 
     /// Runs both sides until they end. A destination that keeps waiting for another source is
@@ -188,12 +188,12 @@ impl Setup {
             source_cancel,
             source_control,
             destination_cancel,
-            policy,
+            decide,
             features,
             source_journal,
             destination_journal,
             tls,
-            proxy,
+            bytes,
             live,
             stops,
             folder,
@@ -204,15 +204,22 @@ impl Setup {
         if let Some(server) = server {
             listener = listener.with_tls(server);
         }
-        let limits = Limits::from(machine.memory(Side::Source).layout());
-        let relay = policy
-            .map(|policy| Relay::new(folder.path(), listener.address(), limits, features, policy));
-        let address = relay
-            .as_ref()
-            .map_or_else(|| listener.address().clone(), Relay::address);
-        let address = proxy.map_or(address.clone(), |proxy| {
-            proxy.before(&address, folder.path())
+        let policy = match (decide, bytes) {
+            (Some(decide), None) => {
+                let policy: Arc<dyn RelayPolicy> = Arc::new(MessagePolicy { decide, features });
+                Some((Carries::Messages, policy))
+            }
+            (None, bytes) => bytes.map(|policy| (Carries::BYTES, policy)),
+            (Some(_), Some(_)) => panic!("one relay"),
+        };
+        let relay = policy.map(|(carries, policy)| {
+            let at = format!("unix:{}", folder.path().join("relay").display());
+            Relay::between(&at, &listener.address().to_string(), carries, policy).unwrap()
         });
+        let address = match &relay {
+            Some(relay) => relay.address().parse().unwrap(),
+            None => listener.address().clone(),
+        };
         let remote = Remote {
             loopback_only: false,
             address,
