@@ -1,7 +1,6 @@
 //! The testbed of one case: a working guest on the source host, a waiting QEMU on the destination
 //! host, and the network between them.
 
-mod delay_relay;
 mod disk;
 mod domain;
 mod network;

@@ -1,11 +1,12 @@
 //! The two hosts and the network between them.
 
+use hikkoshi_lab::relay::{Carries, PassAll, Relay, RelayListener, RelaySocket};
 use hikkoshi_lab::{HostPair, LabError, Namespace};
 use serde_json::Value;
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::delay_relay::DelayRelay;
 use crate::error::BenchError;
 use crate::plan::NetworkKind;
 
@@ -18,8 +19,9 @@ const RELAY: &str = "127.0.0.1:9002";
 pub(crate) enum Network {
     /// One namespace, whose loopback device carries nothing else.
     Loopback(Namespace),
-    /// One namespace, and a relay between the source and the destination.
-    Delayed { host: Namespace, _relay: DelayRelay },
+    /// One namespace, and a relay between the source and the destination. (The kernels that the
+    /// bench runs on may not have `netem`.)
+    Delayed { host: Namespace, _relay: Relay },
     /// Two namespaces joined by a veth pair.
     HostPair(HostPair),
 }
@@ -35,7 +37,7 @@ impl Network {
             NetworkKind::RoundTrip(ms) => {
                 let host = Namespace::new("host")?;
                 let each_way = Duration::from_millis(ms) / 2;
-                let relay = DelayRelay::start(&host, RELAY, DESTINATION, each_way)?;
+                let relay = delay(&host, each_way)?;
                 Self::Delayed {
                     host,
                     _relay: relay,
@@ -146,6 +148,24 @@ impl Network {
             Self::HostPair(link) => link.bytes().map(|(there, back)| there + back),
         }
     }
+}
+
+/// A relay in the host that delays everything between the two sides.
+fn delay(host: &Namespace, delay: Duration) -> Result<Relay, BenchError> {
+    let failed = |source| BenchError::Relay { at: RELAY, source };
+    let listener = host.run(|| RelayListener::bind(RELAY))?.map_err(failed)?;
+    let host = host.clone();
+    let connect = move || {
+        let connected = host.run(|| RelaySocket::connect(DESTINATION));
+        connected.map_err(std::io::Error::other)?
+    };
+    Relay::start(
+        listener,
+        connect,
+        Carries::Bytes { delay },
+        Arc::new(PassAll),
+    )
+    .map_err(failed)
 }
 
 #[cfg(test)]
