@@ -1,6 +1,7 @@
 //! The kinds of messages that the relay distinguishes.
 
-use hikkoshi_wire::{ToDestination, ToSource, decode_control};
+use hikkoshi_lab::relay::{Part, Passing, Towards};
+use hikkoshi_wire::{Frame, HEADER_LEN, message_name};
 
 /// The kinds of messages, by their names in the protocol.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -11,8 +12,6 @@ pub enum MessageKind {
     HelloUrgent,
     /// Source: opens a background link.
     HelloBackground,
-    /// Source: opens the link for network frames.
-    HelloFrames,
     /// Source: opens the link for a disk.
     HelloDisk,
     /// Destination: its greeting on any link.
@@ -20,11 +19,7 @@ pub enum MessageKind {
     /// Sent by the source.
     Offer,
     /// Sent by the destination.
-    Warning,
-    /// Sent by the destination.
     Accept,
-    /// Sent by the destination.
-    Refuse,
     /// Source: pages with content, on any link.
     Pages,
     /// Source: a zero mark.
@@ -61,113 +56,40 @@ pub enum MessageKind {
     /// Sent by either side.
     Cancel,
     /// Sent by the destination.
-    Failed,
-    /// Source: has returned.
-    ResumeRequest,
-    /// Sent by the destination.
-    ResumeReply,
-    /// Sent by the destination.
-    Missing,
-    /// Sent by the destination.
-    MissingEnd,
-    /// Sent by the source.
-    Owed,
-    /// Sent by the source.
-    OwedEnd,
-    /// Sent by the destination.
-    Declined,
-    /// Sent by the destination.
-    GuestLost,
-    /// Sent by the destination.
     ShutDown,
-    /// Source: network frames.
-    Frames,
-    /// Sent by the source.
-    FramesEnd,
-    /// Sent by the destination.
-    FramesDelivered,
-    /// Sent by the source.
-    MemoryLost,
-    /// Sent by the source.
-    Compare,
-    /// Sent by the destination.
-    Obstacle,
-    /// Sent by the destination.
-    Compared,
-    /// Source: measures the line.
-    Probe,
-    /// Sent by the source.
-    Echo,
-    /// Sent by the destination.
-    ProbeReady,
-    /// Sent by the destination.
-    Echoed,
     /// Destination: something was not done there.
     LeftToDo,
-    /// Sent by the destination.
-    ResumeTime,
 }
 
-/// What bytes of a disk's connection are that the source has sent.
-pub(super) fn of_disk(payload: &[u8]) -> MessageKind {
+impl MessageKind {
+    pub(super) fn name(self) -> String {
+        format!("{self:?}")
+    }
+}
+
+/// What the kind of what passes is called, also of kinds that no test asks for; `None` of bytes
+/// that are not read.
+pub(super) fn kind_name(passing: &Passing<'_>) -> Option<String> {
+    let kind = match &passing.part {
+        Part::Bytes => return None,
+        Part::Hello(_) if passing.towards == Towards::Source => MessageKind::Greeting,
+        Part::Hello(role) => return Some(format!("Hello{}", message_name(role))),
+        Part::Message(message) => match message.frame {
+            Frame::Compressed { .. } => MessageKind::Pages,
+            Frame::Disk { .. } if is_flush(&passing.bytes[HEADER_LEN..]) => MessageKind::DiskFlush,
+            Frame::Disk { .. } => MessageKind::DiskBytes,
+            _ => return Some(message.name.clone()),
+        },
+    };
+    Some(kind.name())
+}
+
+/// Whether QEMU's bytes on a disk's connection are a request to flush.
+fn is_flush(payload: &[u8]) -> bool {
     // The beginning of a request in the NBD protocol, without and with extended headers: a number,
     // flags, and the kind 3.
-    let is_flush = |request: &[u8]| {
-        let number = request.get(..4);
+    payload.windows(8).any(|request| {
         let known = [[0x25, 0x60, 0x95, 0x13], [0x21, 0xe4, 0x1c, 0x71]];
-        known.iter().any(|known| number == Some(known)) && request.get(6..8) == Some(&[0, 3])
-    };
-    match payload.windows(8).any(is_flush) {
-        true => MessageKind::DiskFlush,
-        false => MessageKind::DiskBytes,
-    }
-}
-
-pub(super) fn from_source(payload: &[u8]) -> MessageKind {
-    match decode_control::<ToDestination>(payload).unwrap() {
-        ToDestination::Offer { .. } => MessageKind::Offer,
-        ToDestination::Discard { .. } => MessageKind::Discard,
-        ToDestination::DiscardEnd => MessageKind::DiscardEnd,
-        ToDestination::DeviceStateChunk { .. } => MessageKind::DeviceStateChunk,
-        ToDestination::Switch { .. } => MessageKind::Switch,
-        ToDestination::Commit => MessageKind::Commit,
-        ToDestination::Cancel { .. } => MessageKind::Cancel,
-        ToDestination::Goodbye => MessageKind::Goodbye,
-        ToDestination::ResumeRequest { .. } => MessageKind::ResumeRequest,
-        ToDestination::Owed { .. } => MessageKind::Owed,
-        ToDestination::OwedEnd { .. } => MessageKind::OwedEnd,
-        ToDestination::Frames { .. } => MessageKind::Frames,
-        ToDestination::FramesEnd => MessageKind::FramesEnd,
-        ToDestination::MemoryLost { .. } => MessageKind::MemoryLost,
-        ToDestination::Compare { .. } => MessageKind::Compare,
-        ToDestination::Probe { .. } => MessageKind::Probe,
-        ToDestination::Echo => MessageKind::Echo,
-    }
-}
-
-pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
-    match decode_control::<ToSource>(payload).unwrap() {
-        ToSource::Accept { .. } => MessageKind::Accept,
-        ToSource::Refuse { .. } => MessageKind::Refuse,
-        ToSource::Discarded => MessageKind::Discarded,
-        ToSource::Ready => MessageKind::Ready,
-        ToSource::Failed { .. } => MessageKind::Failed,
-        ToSource::GuestResumed => MessageKind::GuestResumed,
-        ToSource::Cancel { .. } => MessageKind::Cancel,
-        ToSource::Complete { .. } => MessageKind::Complete,
-        ToSource::ResumeReply { .. } => MessageKind::ResumeReply,
-        ToSource::Missing { .. } => MessageKind::Missing,
-        ToSource::MissingEnd { .. } => MessageKind::MissingEnd,
-        ToSource::Declined { .. } => MessageKind::Declined,
-        ToSource::GuestLost { .. } => MessageKind::GuestLost,
-        ToSource::Warning { .. } => MessageKind::Warning,
-        ToSource::ShutDown => MessageKind::ShutDown,
-        ToSource::FramesDelivered { .. } => MessageKind::FramesDelivered,
-        ToSource::Obstacle { .. } => MessageKind::Obstacle,
-        ToSource::Compared { .. } => MessageKind::Compared,
-        ToSource::ProbeReady { .. } => MessageKind::ProbeReady,
-        ToSource::Echoed => MessageKind::Echoed,
-        ToSource::LeftToDo { .. } => MessageKind::LeftToDo,
-        ToSource::ResumeTime { .. } => MessageKind::ResumeTime,
-    }
+        known.iter().any(|known| request[..4] == *known) && request[6..] == [0, 3]
+    })
 }

@@ -34,11 +34,11 @@ struct Page {
 
 impl SentPages {
     /// Counts a frame of the source.
-    pub(super) fn add(&self, frame: &Frame, kind: super::MessageKind) {
+    pub(super) fn add(&self, frame: &Frame, name: &str) {
         let mut passed = self.lock();
-        match kind {
-            super::MessageKind::DiscardEnd => passed.is_postcopy = true,
-            super::MessageKind::ResumeRequest => passed.is_resumed = true,
+        match name {
+            "DiscardEnd" => passed.is_postcopy = true,
+            "ResumeRequest" => passed.is_resumed = true,
             _ => {}
         }
         let (range, with_content) = match *frame {
