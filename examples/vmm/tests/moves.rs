@@ -36,7 +36,7 @@ fn the_guest_continues_after_each_move() {
     }
     assert!(Path::new(KERNEL).exists(), "{KERNEL}: run `make guest`");
     let output = Command::new(env!("CARGO_BIN_EXE_hikkoshi-vmm"))
-        .args([KERNEL, "--refuse-first", "--cpus", "2"])
+        .arg(KERNEL)
         .output()
         .unwrap();
     let table = String::from_utf8(output.stdout).unwrap();

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use kvm_bindings::{kvm_regs, kvm_segment};
+use kvm_bindings::{CpuId, kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
 use linux_loader::configurator::pvh::PvhBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
@@ -14,7 +14,7 @@ use linux_loader::loader::{Cmdline, KernelLoader, load_cmdline};
 use vm_memory::{Address, GuestAddress, GuestMemoryMmap};
 
 use crate::Result;
-use crate::monitor::memory;
+use crate::monitor::memory::Memory;
 
 /// In the memory below the kernel.
 const START_INFO: GuestAddress = GuestAddress(0x6000);
@@ -39,7 +39,7 @@ pub(crate) fn load(map: &GuestMemoryMmap, kernel: &Path, line: &str) -> Result<G
     let mut command_line = Cmdline::new(COMMAND_LINE_BYTES)?;
     command_line.insert_str(line)?;
     load_cmdline(map, COMMAND_LINE, &command_line)?;
-    let memory_map = [(0, LOW_MEMORY), (HIGH_MEMORY, memory::BYTES)];
+    let memory_map = [(0, LOW_MEMORY), (HIGH_MEMORY, Memory::BYTES)];
     let memory_map = memory_map.map(|(start, end)| hvm_memmap_table_entry {
         addr: start,
         size: end - start,
@@ -63,24 +63,17 @@ pub(crate) fn load(map: &GuestMemoryMmap, kernel: &Path, line: &str) -> Result<G
 /// Sets the processor's registers as PVH describes.
 pub(crate) fn set_registers(vcpu: &VcpuFd, entry: GuestAddress) -> Result<()> {
     const PROTECTED_MODE: u64 = 1;
-    let code = segment(0x8, 0xb);
-    let data = segment(0x10, 0x3);
+    const DATA: u8 = 0x3;
+    const CODE_OR_TASK: u8 = 0xb;
     let mut sregs = vcpu.get_sregs()?;
-    sregs.cs = code;
-    for register in [
-        &mut sregs.ds,
-        &mut sregs.es,
-        &mut sregs.fs,
-        &mut sregs.gs,
-        &mut sregs.ss,
-    ] {
-        *register = data;
-    }
+    sregs.cs = segment(0x8, CODE_OR_TASK);
+    let data = segment(0x10, DATA);
+    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     sregs.tr = kvm_segment {
         limit: 0x67,
         g: 0,
         s: 0,
-        ..segment(0x18, 0xb)
+        ..segment(0x18, CODE_OR_TASK)
     };
     sregs.cr0 = PROTECTED_MODE;
     sregs.cr4 = 0;
@@ -106,5 +99,16 @@ fn segment(selector: u16, type_: u8) -> kvm_segment {
         s: 1,
         g: 1,
         ..kvm_segment::default()
+    }
+}
+
+/// Numbers a processor in its features: that is the number of its local APIC.
+pub(crate) fn set_number(features: &mut CpuId, number: u32) {
+    for leaf in features.as_mut_slice() {
+        match leaf.function {
+            0x1 => leaf.ebx = leaf.ebx & 0x00ff_ffff | number << 24,
+            0xb | 0x1f => leaf.edx = number,
+            _ => {}
+        }
     }
 }

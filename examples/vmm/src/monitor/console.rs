@@ -9,49 +9,34 @@ use crate::Result;
 /// Long enough for a line from a busy host. It only prevents a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A terminal. Both machines of a move write to the same one, as the guest may be moved in the
+/// A terminal. All machines of a move write to the same one, as the guest may be moved in the
 /// middle of a line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Console(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// What was not looked at yet.
     text: Mutex<String>,
     changed: Condvar,
 }
 
-/// A place in the text: after what was printed up to some time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Position(usize);
-
 impl Console {
-    /// The beginning of the text.
-    #[allow(clippy::unused_self)] // as `end`
-    pub(crate) fn start(&self) -> Position {
-        Position(0)
-    }
-
-    /// The end of the text.
-    pub(crate) fn end(&self) -> Position {
-        Position(self.lock().len())
-    }
-
-    /// Waits for a line that begins with `start`, after `position`; returns the rest of it, and the
-    /// position after it.
+    /// Waits for a line that begins with `start`; returns the rest of it. The next call
+    /// begins after it.
     ///
     /// # Errors
     ///
     /// The guest reports a bad page, or has failed, or is silent.
-    pub(crate) fn wait_for(&self, start: &str, position: Position) -> Result<(String, Position)> {
+    pub(crate) fn wait_for(&self, start: &str) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;
         let mut text = self.lock();
-        let mut next = position.0;
         loop {
-            while let Some(length) = text.get(next..).and_then(|rest| rest.find('\n')) {
-                let line = text.get(next..next + length).unwrap_or_default().trim_end();
-                next += length + 1;
+            while let Some((line, rest)) = text.split_once('\n') {
+                let (line, rest) = (line.trim_end().to_owned(), rest.to_owned());
+                *text = rest;
                 if let Some(rest) = line.strip_prefix(start) {
-                    return Ok((rest.to_owned(), Position(next)));
+                    return Ok(rest.to_owned());
                 }
                 if line.starts_with("failed:") || line.contains("BAD") {
                     return Err(format!("the guest says: {line}").into());
@@ -61,11 +46,8 @@ impl Console {
             if left.is_zero() {
                 return Err(format!("no line {start:?} from the guest: {text}").into());
             }
-            (text, _) = self
-                .0
-                .changed
-                .wait_timeout(text, left)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = self.0.changed.wait_timeout(text, left);
+            text = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -1,13 +1,13 @@
-//! The monitor, which knows nothing of the engine: a machine with virtual processors, memory and a
-//! few devices, that boots a kernel, can be paused, and whose state can be saved and loaded.
+//! The monitor: a machine with virtual processors, memory and a few devices, that boots a kernel,
+//! can be paused, and whose state can be saved and loaded. It knows nothing of the engine; of the
+//! dirty logs it knows KVM's ring.
 
-mod acpi_timer;
 mod boot;
-mod configuration;
-pub(crate) mod console;
+mod check;
+mod console;
+mod devices;
 pub(crate) mod machine;
-mod memory;
-mod ports;
-mod serial;
+pub(crate) mod memory;
+pub(crate) mod moves;
 mod state;
 mod vcpu;

@@ -11,16 +11,17 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::monitor::ports::SavedPorts;
+use crate::monitor::devices::SavedDevices;
 
 /// The machine.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedMachine {
     pub(crate) vcpus: Vec<SavedVcpu>,
-    pub(crate) interrupt_controllers: Vec<SavedInterruptController>,
+    /// KVM's: two 8259s and the I/O APIC.
+    pub(crate) interrupt_controllers: [kvm_irqchip; 3],
     /// KVM's clock when the guest was paused, in nanoseconds.
     pub(crate) clock: u64,
-    pub(crate) ports: SavedPorts,
+    pub(crate) devices: SavedDevices,
 }
 
 /// A virtual processor.
@@ -36,20 +37,9 @@ pub(crate) struct SavedVcpu {
     debug_registers: kvm_debugregs,
     local_apic: kvm_lapic_state,
     /// In the order in which they are restored.
-    msrs: Vec<SavedMsr>,
+    msrs: Vec<kvm_msr_entry>,
     events: kvm_vcpu_events,
 }
-
-/// A model-specific register.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct SavedMsr {
-    index: u32,
-    value: u64,
-}
-
-/// One of KVM's three interrupt controllers.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct SavedInterruptController(kvm_irqchip);
 
 /// Restored after all others: switching asynchronous page faults on uses the vector in another
 /// register, and the deadline is relative to the time-stamp counter.
@@ -97,147 +87,40 @@ impl SavedVcpu {
 
 /// Reads every register that KVM knows, KVM's own among them (its clock, asynchronous page faults),
 /// and that this processor has.
-fn save_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<SavedMsr>> {
+fn save_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>> {
     let mut saved = Vec::new();
-    let indices = kvm.get_msr_index_list()?;
-    for index in indices.as_slice() {
-        let entry = kvm_msr_entry {
+    for index in kvm.get_msr_index_list()?.as_slice() {
+        let mut msr = Msrs::from_entries(&[kvm_msr_entry {
             index: *index,
             ..kvm_msr_entry::default()
-        };
-        let mut msr = Msrs::from_entries(&[entry])?;
+        }])?;
         if vcpu.get_msrs(&mut msr)? == 1 {
-            saved.extend(msr.as_slice().iter().map(|entry| SavedMsr {
-                index: entry.index,
-                value: entry.data,
-            }));
+            saved.extend_from_slice(msr.as_slice());
         }
     }
     saved.sort_by_key(|msr| LAST_MSRS.iter().position(|last| *last == msr.index));
     Ok(saved)
 }
 
-fn restore_msrs(vcpu: &VcpuFd, saved: &[SavedMsr]) -> Result<()> {
-    let entries: Vec<kvm_msr_entry> = saved
-        .iter()
-        .map(|msr| kvm_msr_entry {
-            index: msr.index,
-            data: msr.value,
-            ..kvm_msr_entry::default()
-        })
-        .collect();
+fn restore_msrs(vcpu: &VcpuFd, saved: &[kvm_msr_entry]) -> Result<()> {
     // KVM ends at the first one that it refuses.
-    let restored = vcpu.set_msrs(&Msrs::from_entries(&entries)?)?;
+    let restored = vcpu.set_msrs(&Msrs::from_entries(saved)?)?;
     match saved.get(restored) {
-        Some(msr) => Err(format!("KVM refuses {:#x} in MSR {:#x}", msr.value, msr.index).into()),
+        Some(msr) => Err(format!("KVM refuses {:#x} in MSR {:#x}", msr.data, msr.index).into()),
         None => Ok(()),
     }
 }
 
-impl SavedInterruptController {
-    /// Two 8259s and the I/O APIC.
-    pub(crate) const NUMBER: usize = 3;
-
-    pub(crate) fn save_all(vm: &VmFd) -> Result<Vec<Self>> {
-        (0..)
-            .take(Self::NUMBER)
-            .map(|chip_id| {
-                let mut chip = kvm_irqchip {
-                    chip_id,
-                    ..kvm_irqchip::default()
-                };
-                vm.get_irqchip(&mut chip)?;
-                Ok(Self(chip))
-            })
-            .collect()
+pub(crate) fn save_interrupt_controllers(vm: &VmFd) -> Result<[kvm_irqchip; 3]> {
+    let mut chips = [0, 1, 2].map(|chip_id| kvm_irqchip {
+        chip_id,
+        ..kvm_irqchip::default()
+    });
+    for chip in &mut chips {
+        vm.get_irqchip(chip)?;
     }
-
-    pub(crate) fn restore(&self, vm: &VmFd) -> Result<()> {
-        Ok(vm.set_irqchip(&self.0)?)
-    }
+    Ok(chips)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::monitor::console::Console;
-    use crate::monitor::machine::Machine;
-
-    /// Words of the extended state: register XMM7, and which parts are in use (here: SSE).
-    const XMM7: usize = 68;
-    const IN_USE: usize = 128;
-
-    /// Registers that advance meanwhile: the time-stamp counter, MPERF, APERF, and Hyper-V's time.
-    const COUNTERS: [u32; 4] = [0x10, 0xe7, 0xe8, 0x4000_0020];
-
-    /// A value in each part of the state that the nano guest hardly uses.
-    #[allow(unsafe_code)]
-    fn set_unusual_values(vcpu: &VcpuFd) -> Result<()> {
-        let mut registers = vcpu.get_regs()?;
-        registers.r15 = 0x1234_5678_9abc_def0;
-        vcpu.set_regs(&registers)?;
-        let mut extended_state = vcpu.get_xsave()?;
-        extended_state.region[XMM7] = 0x5a5a_5a5a;
-        extended_state.region[IN_USE] |= 2;
-        // SAFETY: as in `SavedVcpu::restore`.
-        unsafe { vcpu.set_xsave(&extended_state) }?;
-        let mut debug_registers = vcpu.get_debug_regs()?;
-        debug_registers.db[1] = 0x4000;
-        vcpu.set_debug_regs(&debug_registers)?;
-        let mut local_apic = vcpu.get_lapic()?;
-        local_apic.regs[0x80] = 0x30; // the task priority
-        vcpu.set_lapic(&local_apic)?;
-        let mut events = vcpu.get_vcpu_events()?;
-        events.nmi.masked = 1;
-        vcpu.set_vcpu_events(&events)?;
-        // The address of the system-call entry, and the vector of asynchronous page faults.
-        let values = [(0xc000_0082, 0x10_2000), (0x4b56_4d06, 0xec)];
-        let values = values.map(|(index, value)| SavedMsr { index, value });
-        restore_msrs(vcpu, &values)
-    }
-
-    #[test]
-    fn every_part_is_restored() -> Result<()> {
-        if let Err(error) = Kvm::new() {
-            let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
-            assert!(!ci, "no test under KVM can run: /dev/kvm: {error}");
-            eprintln!("NOT TESTED: /dev/kvm: {error}");
-            return Ok(());
-        }
-        let source = Machine::new(1, Console::default(), false)?;
-        let destination = Machine::new(1, Console::default(), false)?;
-        let (kvm, from, to) = (
-            source.kvm(),
-            &source.paused()?[0],
-            &destination.paused()?[0],
-        );
-        from.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
-        set_unusual_values(from)?;
-        let saved = SavedVcpu::save(kvm, from)?;
-        let bytes = postcard::to_allocvec(&saved)?;
-        postcard::from_bytes::<SavedVcpu>(&bytes)?.restore(to)?;
-        let mut restored = SavedVcpu::save(kvm, to)?;
-        for msr in &mut restored.msrs {
-            if COUNTERS.contains(&msr.index) {
-                msr.value = saved.msr(msr.index).ok_or("a counter was not saved")?;
-            }
-        }
-        for (index, value) in [(0xc000_0082, 0x10_2000), (0x4b56_4d06, 0xec)] {
-            assert_eq!(restored.msr(index), Some(value), "{index:#x}");
-        }
-        assert_eq!(restored.registers.r15, 0x1234_5678_9abc_def0);
-        assert_eq!(restored.extended_state.region[XMM7], 0x5a5a_5a5a);
-        assert_eq!(restored.debug_registers.db[1], 0x4000);
-        assert_eq!(restored.local_apic.regs[0x80], 0x30);
-        assert_eq!(restored.events.nmi.masked, 1);
-        assert!(postcard::to_allocvec(&restored)? == bytes);
-        Ok(())
-    }
-
-    impl SavedVcpu {
-        fn msr(&self, index: u32) -> Option<u64> {
-            let msr = self.msrs.iter().find(|msr| msr.index == index)?;
-            Some(msr.value)
-        }
-    }
-}
+mod tests;

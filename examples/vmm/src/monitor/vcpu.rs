@@ -11,12 +11,12 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::Result;
-use crate::monitor::ports::Ports;
+use crate::monitor::devices::Devices;
 
-/// What the processor's thread shares with the monitor.
+/// What the processors' threads share with the machine.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) ports: Mutex<Ports>,
+    pub(crate) devices: Mutex<Devices>,
     /// The log to harvest when the dirty ring is full.
     pub(crate) ring_log: Mutex<Option<Arc<KvmLog>>>,
 }
@@ -26,23 +26,21 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A processor that runs. Dropping it stops it: the memory may be unmapped afterwards.
+/// A processor that runs.
 #[derive(Debug)]
 pub(crate) struct RunningVcpu {
     stop: Arc<AtomicBool>,
     /// The thread's number, or 0 before it has begun.
     thread_id: Arc<AtomicU32>,
-    /// `None` once it has ended and was joined.
-    thread: Option<JoinHandle<Result<VcpuFd>>>,
+    thread: JoinHandle<Result<VcpuFd>>,
 }
 
 impl RunningVcpu {
-    pub(crate) fn start(number: u32, mut vcpu: VcpuFd, shared: Arc<Shared>) -> Result<Self> {
+    pub(crate) fn start(number: usize, mut vcpu: VcpuFd, shared: Arc<Shared>) -> Result<Self> {
         register_signal_handler(SIGRTMIN(), interrupted)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
         let thread_id = Arc::new(AtomicU32::new(0));
-        let own_id = Arc::clone(&thread_id);
+        let (stopped, own_id) = (Arc::clone(&stop), Arc::clone(&thread_id));
         let thread = thread::Builder::new().name(format!("vcpu{number}"));
         let thread = thread.spawn(move || {
             let id = rustix::thread::gettid().as_raw_nonzero().get();
@@ -56,7 +54,7 @@ impl RunningVcpu {
         Ok(Self {
             stop,
             thread_id,
-            thread: Some(thread),
+            thread,
         })
     }
 
@@ -66,44 +64,27 @@ impl RunningVcpu {
     }
 
     /// Asks the processor to leave the guest.
-    pub(crate) fn request_stop(&self) -> Result<()> {
+    pub(crate) fn request_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        match &self.thread {
-            Some(thread) if !thread.is_finished() => Ok(thread.kill(SIGRTMIN())?),
-            _ => Ok(()),
-        }
+        // It may have ended.
+        let _ = self.thread.kill(SIGRTMIN());
     }
 
     /// Waits until the processor has left the guest.
-    pub(crate) fn stop(mut self) -> Result<VcpuFd> {
-        self.join()
-    }
-
-    fn join(&mut self) -> Result<VcpuFd> {
+    pub(crate) fn stop(self) -> Result<VcpuFd> {
         // A signal has no effect if it arrives right before the thread enters the guest. So there
         // is another one a little later.
         while !self.has_ended() {
-            self.request_stop()?;
+            self.request_stop();
             thread::sleep(Duration::from_micros(50));
         }
-        let thread = self.thread.take();
-        let thread = thread.ok_or("the processor's thread has been joined already")?;
-        thread
-            .join()
-            .map_err(|_| "the processor's thread panicked")?
+        let ended = self.thread.join();
+        ended.map_err(|_| "the processor's thread panicked")?
     }
 
     /// Whether the processor has ended, because the guest has.
     pub(crate) fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-}
-
-impl Drop for RunningVcpu {
-    fn drop(&mut self) {
-        if self.thread.is_some() {
-            let _ = self.join();
-        }
+        self.thread.is_finished()
     }
 }
 
@@ -113,8 +94,8 @@ extern "C" fn interrupted(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc:
 /// Runs the guest until it needs the monitor.
 fn run(vcpu: &mut VcpuFd, shared: &Shared) -> Result<()> {
     match vcpu.run() {
-        Ok(VcpuExit::IoIn(port, data)) => lock(&shared.ports).read(port, data),
-        Ok(VcpuExit::IoOut(port, data)) => lock(&shared.ports).write(port, data)?,
+        Ok(VcpuExit::IoIn(port, data)) => lock(&shared.devices).read(port, data),
+        Ok(VcpuExit::IoOut(port, data)) => lock(&shared.devices).write(port, data)?,
         Ok(VcpuExit::MmioRead(_, data)) => data.fill(0xff),
         Ok(VcpuExit::MmioWrite(..)) => {}
         Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => {

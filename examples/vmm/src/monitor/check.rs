@@ -17,8 +17,8 @@ pub(crate) struct GuestCheck {
 impl GuestCheck {
     /// Waits until the guest works.
     pub(crate) fn before_move(machine: &Machine, console: &Console) -> Result<Self> {
-        let (_, ready) = console.wait_for("ready: ", console.start())?;
-        let (report, _) = console.wait_for("verify: ok ", ready)?;
+        console.wait_for("ready: ")?;
+        let report = console.wait_for("verify: ok ")?;
         Ok(Self {
             clock: read_clock(machine, console)?,
             generation: number(&report, "generation")?,
@@ -34,38 +34,36 @@ impl GuestCheck {
         }
         // The first of these intervals may have begun before the move. In further ones, the
         // processors may wait for pages.
-        let (_, mut seen) = console.wait_for("verify: ok ", console.end())?;
-        let mut report;
-        let mut intervals = 0;
-        loop {
-            (report, seen) = console.wait_for("verify: ok ", seen)?;
-            intervals += 1;
-            if number(&report, "checks")? > 0 {
-                break;
-            }
+        console.wait_for("verify: ok ")?;
+        let mut report = console.wait_for("verify: ok ")?;
+        let mut intervals = 1;
+        while number(&report, "checks")? == 0 {
             if intervals == MOST_IDLE {
                 return Err(format!("the guest does not continue: {report}").into());
             }
+            report = console.wait_for("verify: ok ")?;
+            intervals += 1;
         }
         if number(&report, "generation")? < self.generation {
             return Err(format!("the guest has lost time: {report}").into());
         }
-        let before = console.end();
-        machine.type_line("sweep\n")?;
-        let (verdict, _) = console.wait_for("verdict: ok ", before)?;
-        number(&verdict, "pages")
+        number(&ask(machine, console, "sweep\n", "verdict: ok ")?, "pages")
     }
 }
 
 /// KVM's clock, as the guest reads it.
 fn read_clock(machine: &Machine, console: &Console) -> Result<u64> {
-    let before = console.end();
-    machine.type_line("clocks\n")?;
-    let (clocks, _) = console.wait_for("clocks: ok ", before)?;
+    let clocks = ask(machine, console, "clocks\n", "clocks: ok ")?;
     match number(&clocks, "kvm_clock")? {
         1 => number(&clocks, "ns"),
         _ => Err(format!("the guest has no KVM clock: {clocks}").into()),
     }
+}
+
+/// The guest's answer to a command: what follows `start`.
+fn ask(machine: &Machine, console: &Console, command: &str, start: &str) -> Result<String> {
+    machine.type_line(command)?;
+    console.wait_for(start)
 }
 
 /// The number in a word `name=number` of a line.
