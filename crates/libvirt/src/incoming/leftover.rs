@@ -15,7 +15,7 @@ use hikkoshi_qemu::StreamPipe;
 use hikkoshi_wire::Domain as DomainOffer;
 use virt::domain::Domain;
 
-use super::{IncomingError, pipe_error};
+use super::error::{IncomingError, pipe_error};
 use crate::call::CallError;
 use crate::connection::Connection;
 use crate::daemon::ATTEMPT_TIMEOUT;

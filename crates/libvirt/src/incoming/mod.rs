@@ -20,10 +20,13 @@
 //! | `qemu_log.rs` | what QEMU has written to its standard error |
 //! | `persistent.rs` | the configuration that a persistent domain gets |
 //! | `snapshots.rs` | what libvirt gets to know of the domain's snapshots |
+//! | `descriptions.rs` | all descriptions of a domain that is created |
 //! | `left_to_do.rs` | what libvirt has not done, for people |
 
 mod change;
 mod description;
+mod descriptions;
+mod error;
 #[cfg(feature = "libvirt")]
 mod image;
 mod left_to_do;
@@ -45,119 +48,21 @@ mod start;
 mod tpm;
 mod write_description;
 
-use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_qemu::{MachineOwner, PipedMachine};
 use hikkoshi_wire::Domain as DomainOffer;
-use thiserror::Error;
 
 pub use self::change::{Change, NetworkKind};
 use self::description::Description;
 pub use self::description::DescriptionError;
 #[cfg(feature = "libvirt")]
 pub(crate) use self::description::external_memory;
-#[cfg(feature = "libvirt")]
-use self::left_to_do::DomainNow;
+use self::descriptions::{Descriptions, Snapshot};
+pub use self::error::{IncomingError, SharedState};
 pub(crate) use self::left_to_do::LeftToDo;
 use crate::{DomainError, process};
-
-/// How long libvirt may take to start QEMU.
-const START_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// A domain was not created. Nothing is left of it.
-#[derive(Debug, Error)]
-pub enum IncomingError {
-    /// The source's description is not used.
-    #[error(transparent)]
-    Description(#[from] DescriptionError),
-    /// libvirt or the domain cannot be used.
-    #[error(transparent)]
-    Domain(#[from] DomainError),
-    /// libvirt did not start the domain.
-    #[error("creating the domain {name}: {what}")]
-    Refused {
-        /// The domain.
-        name: String,
-        /// libvirt's message.
-        what: String,
-    },
-    /// An earlier state of it is kept.
-    #[error(
-        "creating the domain {name}: it has a managed save image at {uri}, which its next start there \
-         would restore, on disks that are newer by then (remove it with 'virsh managedsave-remove \
-         {name}')"
-    )]
-    Saved {
-        /// The domain.
-        name: String,
-        /// The daemon.
-        uri: String,
-    },
-    /// The state of its TPM is not this host's own.
-    #[error(
-        "creating the domain {name}: the state of its TPM is in {}, which {why}. It moves with the \
-         guest into a folder of its own at each host: with the source's, two swtpms would use one \
-         state, and libvirt would remove it (keep the folder on a file system of this host, or move \
-         the domain with 'virsh migrate')",
-        folder.display()
-    )]
-    TpmState {
-        /// The domain.
-        name: String,
-        /// The folder.
-        folder: PathBuf,
-        /// Why it is not.
-        why: SharedState,
-    },
-    /// It takes too long.
-    #[error("creating the domain {name}: libvirt has not started QEMU within {} s", START_TIMEOUT.as_secs())]
-    TimedOut {
-        /// The domain.
-        name: String,
-    },
-    /// The move was cancelled meanwhile.
-    #[error("creating the domain {name}: cancelled")]
-    Cancelled {
-        /// The domain.
-        name: String,
-    },
-    /// The pipe from which libvirt restores it failed.
-    #[error("writing the pipe {} from which libvirt creates the domain", path.display())]
-    Pipe {
-        /// The pipe.
-        path: PathBuf,
-        /// The error of the system call.
-        source: io::Error,
-    },
-}
-
-/// Why a folder with the state of a TPM is not this host's own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SharedState {
-    /// It is on a file system of this type, which several hosts may use.
-    FileSystem(String),
-    /// It is locked.
-    InUse,
-    /// That cannot be found out, for this reason.
-    Unknown(String),
-}
-
-impl fmt::Display for SharedState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::FileSystem(kind) => write!(
-                f,
-                "exists on a file system that several hosts may use ({kind})"
-            ),
-            Self::InUse => f.write_str("another swtpm uses, perhaps the source's"),
-            Self::Unknown(why) => write!(f, "cannot be examined ({why})"),
-        }
-    }
-}
 
 /// How domains are created here.
 #[derive(Debug, Clone, Default)]
@@ -239,30 +144,6 @@ impl IncomingOptions {
             snapshots: snapshots.collect::<Result<_, DescriptionError>>()?,
         })
     }
-}
-
-/// The descriptions of a domain that is created, as they were written again from what was checked.
-#[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
-#[derive(Debug)]
-struct Descriptions {
-    /// As its source describes it.
-    offered: String,
-    /// As it is created here.
-    here: String,
-    /// As it is defined here when the guest runs, if it is to be persistent.
-    persistent: Option<String>,
-    /// Its snapshots, each behind the one that it is based on.
-    snapshots: Vec<Snapshot>,
-}
-
-/// A snapshot of a domain.
-#[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
-#[derive(Debug)]
-struct Snapshot {
-    /// Its description, as it was written again from what was checked.
-    xml: String,
-    /// Whether the domain is based on it.
-    current: bool,
 }
 
 /// Checks that the daemon `uri` can create domains here. Returns the version of the QEMU that it
@@ -357,13 +238,5 @@ pub fn resumed_owner(
     {
         let _ = (uri, uuid, pipe, running);
         Err(DomainError::NotBuilt)
-    }
-}
-
-#[cfg(feature = "libvirt")]
-fn pipe_error(path: &Path, source: io::Error) -> IncomingError {
-    IncomingError::Pipe {
-        path: path.to_owned(),
-        source,
     }
 }

@@ -15,7 +15,7 @@ use virt::domain::Domain;
 use virt::error::{Error, ErrorNumber};
 use virt::sys;
 
-use super::{DomainNow, LeftToDo};
+use super::left_to_do::{DomainNow, LeftToDo};
 use crate::DomainError;
 use crate::call::Call;
 use crate::connection::{Connection, PING_TIMEOUT};

@@ -14,8 +14,9 @@ use virt::domain::Domain;
 use virt::error::{Error, ErrorDomain};
 use virt::sys;
 
+use super::error::{IncomingError, pipe_error};
+use super::qemu_log;
 use super::resumed::{Asked, DAEMON_TIMEOUT, Resumed, cards, unknown};
-use super::{IncomingError, pipe_error, qemu_log};
 use crate::DomainError;
 use crate::connection::Connection;
 use crate::monitor::own_socket;

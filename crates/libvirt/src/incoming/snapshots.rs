@@ -17,7 +17,8 @@ use virt::domain::Domain;
 use virt::domain_snapshot::DomainSnapshot;
 use virt::sys;
 
-use super::{LeftToDo, Snapshot};
+use super::descriptions::Snapshot;
+use super::left_to_do::LeftToDo;
 use crate::call::CallError;
 use crate::connection::Connection;
 use crate::daemon::{ATTEMPT_TIMEOUT, AWAY_TIMEOUT, RETRY_INTERVAL};

@@ -9,11 +9,10 @@ use hikkoshi_linux::{CancelFlag, Process};
 use hikkoshi_qemu::{MachineOwner, PipedMachine, StreamPipe};
 use hikkoshi_wire::Domain as DomainOffer;
 
+use super::descriptions::Descriptions;
+use super::error::{IncomingError, START_TIMEOUT, pipe_error};
 use super::restore::Restore;
-use super::{
-    Descriptions, IncomingError, START_TIMEOUT, image, leftover, persistent, pipe_error, snapshots,
-    tpm,
-};
+use super::{image, leftover, persistent, snapshots, tpm};
 use crate::process;
 
 /// How often to look for QEMU's process.

@@ -19,8 +19,8 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::io::Errno;
 
 use super::description::Description;
+use super::error::{IncomingError, SharedState};
 use super::persistent::daemon_process;
-use super::{IncomingError, SharedState};
 
 /// What swtpm locks while it uses the state, below the folder: by the version of the TPM, or if the
 /// description names the folder. If it names a file, that is locked.
