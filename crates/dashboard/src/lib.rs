@@ -39,7 +39,7 @@ mod report;
 mod server;
 
 pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
-pub use metrics::{FAMILIES, Family, Kind};
+pub use metrics::{FAMILIES, Family, MetricKind};
 pub use report::{recordings_in, report, report_policy, served_report_policy};
 pub use server::{
     AllowedHost, BindError, InvalidHost, InvalidListen, Limits, Listen, Options, RunError, Server,

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use hikkoshi_dashboard::{FAMILIES, Kind, report};
+use hikkoshi_dashboard::{FAMILIES, MetricKind, report};
 
 const DOCUMENT: &str = include_str!("../../../docs/dashboard.md");
 const GRAFANA: &str = include_str!("../../../docs/assets/monitoring/grafana-dashboard.json");
@@ -24,7 +24,7 @@ fn is_exported(name: &str) -> bool {
     FAMILIES.iter().any(|family| {
         let rest = name.strip_prefix(family.name);
         match family.kind {
-            Kind::Histogram => matches!(rest, Some("_bucket" | "_sum" | "_count")),
+            MetricKind::Histogram => matches!(rest, Some("_bucket" | "_sum" | "_count")),
             _ => rest == Some(""),
         }
     })

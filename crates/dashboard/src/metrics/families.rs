@@ -2,19 +2,19 @@
 
 use hikkoshi_account::{Converges, GuestAt, Phase, Side, Stage};
 
-use super::Migration;
-use super::family::{Family, Kind, family};
+use super::family::{Family, family};
 use super::samples::{
     by_kind, flag, is_destination, labelled, latency, milliseconds, of_compression, of_disks,
     of_set, of_side, of_state, one,
 };
-use super::text::count_value;
+use super::shown_migration::ShownMigration;
+use super::text::{MetricKind, count_value};
 
 /// All metrics, in the order of `/metrics`.
 pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migrations",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Migrations in the status folder, by `state`: running, ended, or lost (the engine was \
          killed, or cannot be read).",
         |out, view, _| {
@@ -29,7 +29,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migrations_ended_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Migrations that have ended, and engines that were killed, since the dashboard was started, \
          by `side` and `reason`: engine_lost, or a reason of docs/json.md.",
         |out, view, _| {
@@ -43,7 +43,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_info",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Always 1. The labels `id` and `side` are those of the other metrics; `guest`, `mode`, \
          `host` and `peer` describe the migration.",
         |out, _, migrations| {
@@ -63,7 +63,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_start_time_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "When the migration began: seconds since 1970.",
         |out, _, migrations| {
             one(out, migrations, |it| {
@@ -73,19 +73,19 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_running",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 while the migration is in progress, 0 when it has ended or its engine was killed.",
         |out, _, migrations| one(out, migrations, |it| Some(flag(!it.known.is_over()))),
     ),
     family(
         "hikkoshi_migration_engine_lost",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 if the engine was killed or cannot be read, else 0.",
         |out, _, migrations| one(out, migrations, |it| Some(flag(it.known.lost().is_some()))),
     ),
     family(
         "hikkoshi_migration_exit_status",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "The exit status of an engine that has ended: 0 the guest has moved, 1 it stays at the \
          source, 3 it is handed over and not complete, 4 it is lost.",
         |out, _, migrations| {
@@ -97,7 +97,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_elapsed_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "How long the migration takes, or took.",
         |out, _, migrations| {
             one(out, migrations, |it| {
@@ -108,7 +108,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_memory_bytes",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "The guest's memory.",
         |out, _, migrations| {
             one(out, migrations, |it| {
@@ -119,7 +119,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_max_downtime_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "The limit of the downtime, at the source, if there is one.",
         |out, _, migrations| {
             one(out, migrations, |it| {
@@ -133,7 +133,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_phase",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 for the present `phase`, 0 for the others: connecting, disks (they are copied), precopy, \
          switchover, postcopy.",
         |out, _, migrations| {
@@ -148,7 +148,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_stage",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 for the recorded `stage` of the handover, 0 for the others: owned, committed, \
          handed_over, done at the source; receiving, ready, running, declined, complete at the \
          destination.",
@@ -156,7 +156,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_guest_at",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 for the `place` of the guest as far as this side knows, 0 for the others: source, \
          paused, destination.",
         |out, _, migrations| {
@@ -171,7 +171,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_phase_progress_ratio",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "The part of the present round or phase that is done: of its pages, or of the disks' bytes.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
@@ -182,13 +182,13 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_rounds_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Rounds of pre-copy that have begun, at the source.",
         |out, _, migrations| one(out, migrations, rounds),
     ),
     family(
         "hikkoshi_migration_pages_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Pages that were sent or have arrived, by `kind`: precopy (repeats included), zero (as a \
          mark), urgent (requested), background (in post-copy without a request).",
         |out, _, migrations| {
@@ -205,7 +205,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_resent_pages_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Pages that were sent again in pre-copy, because the guest had written to them, at the \
          source, unless it resumed the migration.",
         |out, _, migrations| {
@@ -216,7 +216,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes on the links, by `kind`: precopy, urgent, background, device_state, disks.",
         |out, _, migrations| {
             by_kind(out, migrations, |state| {
@@ -233,47 +233,47 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_compressed_content_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes of pages that were sent, or have arrived, compressed, by `method`: \
          lz4, zstd.",
         |out, _, migrations| of_compression(out, migrations, |compressed| compressed.content_bytes),
     ),
     family(
         "hikkoshi_migration_compressed_sent_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes that were sent, or have arrived, instead of these pages, by `method`: \
          lz4, zstd.",
         |out, _, migrations| of_compression(out, migrations, |compressed| compressed.sent_bytes),
     ),
     family(
         "hikkoshi_migration_disk_copied_bytes_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Bytes of the disk that are copied, by `disk`, at the source: of each disk that is copied.",
         |out, _, migrations| of_disks(out, migrations, |disk| count_value(disk.copied_bytes)),
     ),
     family(
         "hikkoshi_migration_disk_bytes",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Bytes of the disk to copy, by `disk`, at the source.",
         |out, _, migrations| of_disks(out, migrations, |disk| count_value(disk.total_bytes)),
     ),
     family(
         "hikkoshi_migration_disk_in_sync",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 if the disk has the same content at both sides, and each write of the guest reaches \
          both, else 0, by `disk`, at the source.",
         |out, _, migrations| of_disks(out, migrations, |disk| flag(disk.in_sync)),
     ),
     family(
         "hikkoshi_migration_dirty_pages_per_second",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Pages that the guest dirties per second, at the source in pre-copy from the end of the \
          first round on.",
         |out, _, migrations| of_state(out, migrations, |state| state.dirty_pages_per_second),
     ),
     family(
         "hikkoshi_migration_time_left_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "How long the migration still takes, by `estimate`: low, likely, high (+Inf: it may not \
          end). Without a value it is not known, or pre-copy does not converge.",
         |out, _, migrations| {
@@ -294,7 +294,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_converges",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Whether pre-copy ends by itself: 1 for this `answer`, of yes, no, switches (to post-copy, \
          after --max-rounds), unknown. At the source, in pre-copy without post-copy.",
         |out, _, migrations| {
@@ -310,7 +310,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_missing_pages",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Pages that are missing at the destination, or not sent yet at the source, in post-copy.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
@@ -320,7 +320,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_waiting_requests",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Page requests without an answer, at the destination.",
         |out, _, migrations| {
             of_side(out, migrations, Side::Destination, |state| {
@@ -330,7 +330,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_downtime_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "How long the guest has been paused; grows until it runs again. At the source an upper \
          bound: until the destination has reported that the guest runs. At the destination a lower \
          bound: from the first message after the device state. Without a value it was not paused \
@@ -341,7 +341,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_likely_downtime_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "How long the guest likely was paused, at the source, when it runs again. Without a value \
          the destination has not reported when that was.",
         |out, _, migrations| {
@@ -352,7 +352,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_outages_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Times without links after the handover, up to 100.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
@@ -362,7 +362,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_outage_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "How long there have been no links now, from the last sign of the other side on (data, or at \
          the source an acknowledgement); 0 while they are up.",
         |out, _, migrations| {
@@ -374,7 +374,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_request_latency_seconds",
-        Kind::Histogram,
+        MetricKind::Histogram,
         "The latency of page requests, from the fault to the installed page, at the destination.",
         |out, _, migrations| {
             let destinations = migrations.iter().filter(|it| is_destination(it));
@@ -388,7 +388,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_migration_request_latency_max_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "The latency of the slowest page request, at the destination.",
         |out, _, migrations| {
             one(out, migrations, |it| {
@@ -399,19 +399,19 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         "hikkoshi_dashboard_status_folder_readable",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "1 if the dashboard can read the status folder or there is none, else 0.",
         |out, view, _| out.sample(&[], flag(view.folder_is_readable)),
     ),
     family(
         "hikkoshi_dashboard_event_streams",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Open pages and other readers of /events.",
         |out, view, _| out.sample(&[], count_value(view.subscribers as u64)),
     ),
     family(
         "hikkoshi_build_info",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Always 1. The label `version` is that of hikkoshi.",
         |out, _, _| out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1.0),
     ),
@@ -423,7 +423,7 @@ fn stages(side: Side) -> Vec<&'static str> {
 }
 
 /// Rounds so far. `None`: not known, because this is the destination, or another engine had them.
-fn rounds(it: &Migration<'_>) -> Option<f64> {
+fn rounds(it: &ShownMigration<'_>) -> Option<f64> {
     let state = it.state.filter(|_| !is_destination(it))?;
     // The state has the present round in pre-copy only.
     let last = state.rounds.last().map_or(0, |round| round.round);

@@ -1,31 +1,8 @@
 //! A metric: its name, type and meaning, and what writes its values.
 
-use std::fmt::{self, Display};
-
-use super::Migration;
-use super::text::Exposition;
+use super::shown_migration::ShownMigration;
+use super::text::{Exposition, MetricKind};
 use crate::follow::View;
-
-/// The type of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A number that only grows.
-    Counter,
-    /// A number.
-    Gauge,
-    /// Counts by size.
-    Histogram,
-}
-
-impl Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        })
-    }
-}
 
 /// A metric.
 #[allow(missing_debug_implementations)] // It has a function.
@@ -33,17 +10,17 @@ pub struct Family {
     /// Its name.
     pub name: &'static str,
     /// Its type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its meaning.
     pub help: &'static str,
-    pub(super) write: fn(&mut Exposition, &View<'_>, &[Migration<'_>]),
+    pub(super) write: fn(&mut Exposition, &View<'_>, &[ShownMigration<'_>]),
 }
 
 pub(super) const fn family(
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
-    write: fn(&mut Exposition, &View<'_>, &[Migration<'_>]),
+    write: fn(&mut Exposition, &View<'_>, &[ShownMigration<'_>]),
 ) -> Family {
     Family {
         name,

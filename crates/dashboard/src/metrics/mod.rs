@@ -8,18 +8,18 @@
 mod families;
 mod family;
 mod samples;
+mod shown_migration;
 mod text;
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use hikkoshi_account::State;
-use hikkoshi_status::Recording;
-
-use crate::follow::{Known, View};
+use crate::follow::View;
 
 pub use families::FAMILIES;
-pub use family::{Family, Kind};
+pub use family::Family;
+use shown_migration::ShownMigration;
+pub use text::MetricKind;
 
 /// The format, for `Content-Type`.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -28,20 +28,12 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 /// others. As many as `hikkoshi daemon` takes guests by default.
 const MAX_MIGRATIONS: usize = 64;
 
-/// A migration on one side.
-#[derive(Debug)]
-struct Migration<'a> {
-    known: &'a Known,
-    recording: &'a Recording,
-    state: Option<&'a State>,
-}
-
 /// The metrics of all that is known.
 pub(crate) fn metrics(view: &View<'_>) -> String {
     let migrations = shown(view);
     let mut out = text::Exposition::default();
     for family in FAMILIES {
-        out.family(family);
+        out.family(family.name, family.kind, family.help);
         (family.write)(&mut out, view, &migrations);
     }
     out.into_text()
@@ -49,14 +41,14 @@ pub(crate) fn metrics(view: &View<'_>) -> String {
 
 /// The migrations with metrics. Several engines can have taken part in one on the same side, one
 /// after another: the newest of these has metrics, to which those before it are joined.
-fn shown<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
-    let mut all: Vec<Migration<'a>> = view
+fn shown<'a>(view: &View<'a>) -> Vec<ShownMigration<'a>> {
+    let mut all: Vec<ShownMigration<'a>> = view
         .entries
         .values()
         .filter_map(|known| {
             let recording = known.short()?;
             let state = recording.state.as_ref();
-            Some(Migration {
+            Some(ShownMigration {
                 known,
                 recording,
                 state,
@@ -69,16 +61,6 @@ fn shown<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
     all.sort_by_key(|it| it.recording.end.is_some());
     all.truncate(MAX_MIGRATIONS);
     all
-}
-
-impl Migration<'_> {
-    fn id(&self) -> String {
-        text::bounded(&self.recording.migration.id)
-    }
-
-    fn side(&self) -> &'static str {
-        self.recording.migration.side.name()
-    }
 }
 
 #[cfg(test)]

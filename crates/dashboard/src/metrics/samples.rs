@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hikkoshi_account::{Compressed, DiskCopy, LatencySummary, Side, State};
 
-use super::Migration;
+use super::shown_migration::ShownMigration;
 use super::text::{Exposition, bounded, count_value};
 
 /// Upper bounds of the latency's histogram, as powers of two in µs: 16 µs to 16.8 s. They are the
@@ -15,7 +15,7 @@ const BOUNDS: std::ops::RangeInclusive<u32> = 4..=24;
 /// another process.
 const MAX_DISKS: usize = 32;
 
-pub(super) fn is_destination(it: &Migration<'_>) -> bool {
+pub(super) fn is_destination(it: &ShownMigration<'_>) -> bool {
     it.recording.migration.side == Side::Destination
 }
 
@@ -30,8 +30,8 @@ pub(super) fn flag(is_set: bool) -> f64 {
 /// A sample for each migration that has a value.
 pub(super) fn one(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
-    value: impl Fn(&Migration<'_>) -> Option<f64>,
+    migrations: &[ShownMigration<'_>],
+    value: impl Fn(&ShownMigration<'_>) -> Option<f64>,
 ) {
     for it in migrations {
         if let Some(value) = value(it) {
@@ -43,7 +43,7 @@ pub(super) fn one(
 /// A sample for each migration whose state has a value.
 pub(super) fn of_state(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
+    migrations: &[ShownMigration<'_>],
     value: impl Fn(&State) -> Option<f64>,
 ) {
     one(out, migrations, |it| value(it.state?));
@@ -53,7 +53,7 @@ pub(super) fn of_state(
 /// have their number before it.
 pub(super) fn of_disks(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
+    migrations: &[ShownMigration<'_>],
     value: impl Fn(&DiskCopy) -> f64,
 ) {
     for it in migrations {
@@ -72,7 +72,7 @@ pub(super) fn of_disks(
 /// What [`of_state`] writes, of one side.
 pub(super) fn of_side(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
+    migrations: &[ShownMigration<'_>],
     side: Side,
     value: impl Fn(&State) -> Option<f64>,
 ) {
@@ -84,7 +84,7 @@ pub(super) fn of_side(
 
 pub(super) fn labelled(
     out: &mut Exposition,
-    it: &Migration<'_>,
+    it: &ShownMigration<'_>,
     label: &str,
     content: &str,
     value: f64,
@@ -96,7 +96,7 @@ pub(super) fn labelled(
 /// Several counts of each migration.
 pub(super) fn by_kind(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
+    migrations: &[ShownMigration<'_>],
     counts: impl Fn(&State) -> Vec<(&'static str, u64)>,
 ) {
     for it in migrations {
@@ -109,7 +109,7 @@ pub(super) fn by_kind(
 /// A count of each compression method that was used.
 pub(super) fn of_compression(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
+    migrations: &[ShownMigration<'_>],
     count: impl Fn(&Compressed) -> u64,
 ) {
     for it in migrations {
@@ -123,7 +123,7 @@ pub(super) fn of_compression(
 /// One of several names for each migration: 1 for this one, and 0 for the others.
 pub(super) fn of_set(
     out: &mut Exposition,
-    migrations: &[Migration<'_>],
+    migrations: &[ShownMigration<'_>],
     label: &str,
     names: impl Fn(Side) -> Vec<&'static str>,
     present: impl Fn(&State) -> &str,

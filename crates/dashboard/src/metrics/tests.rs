@@ -1,6 +1,6 @@
 //! Values of all metrics, and their bounds.
 
-use hikkoshi_account::{Converges, Side};
+use hikkoshi_account::{Converges, Side, State};
 use hikkoshi_status::{Recorder, StatusRecord};
 
 use super::*;

@@ -3,7 +3,26 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use super::Family;
+/// The type of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// A number that only grows.
+    Counter,
+    /// A number.
+    Gauge,
+    /// Counts by size.
+    Histogram,
+}
+
+impl Display for MetricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        })
+    }
+}
 
 /// The longest value of a label, in characters. Names of guests come from other programs.
 const LABEL: usize = 200;
@@ -17,10 +36,7 @@ pub(super) struct Exposition {
 
 impl Exposition {
     /// Begins a family of metrics. All its samples follow.
-    pub(super) fn family(&mut self, family: &Family) {
-        let Family {
-            name, kind, help, ..
-        } = family;
+    pub(super) fn family(&mut self, name: &'static str, kind: MetricKind, help: &str) {
         self.name = name;
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(self.text, "# HELP {name} {}", Escaped(help, false));
@@ -111,15 +127,8 @@ impl Display for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Kind;
+    use crate::metrics::MetricKind;
     use proptest::prelude::*;
-
-    const FAMILY: Family = Family {
-        name: "a_metric",
-        kind: Kind::Gauge,
-        help: "A \\ and a \" and a\nline.",
-        write: |_, _, _| {},
-    };
 
     /// Reads the value of the only label of a sample back, as Prometheus does.
     fn label_value(text: &str) -> String {
@@ -185,7 +194,7 @@ mod tests {
     #[test]
     fn a_family_has_its_help_and_type() {
         let mut out = Exposition::default();
-        out.family(&FAMILY);
+        out.family("a_metric", MetricKind::Gauge, "A \\ and a \" and a\nline.");
         let expected = "# HELP a_metric A \\\\ and a \" and a\\nline.\n# TYPE a_metric gauge\n";
         assert_eq!(out.into_text(), expected);
     }
