@@ -10,7 +10,7 @@ use crate::destination::handover_driver::run_to_end::finish_handover;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::session::Channel;
 use crate::guest::DestinationGuest;
-use crate::report::{Account, Live, LiveStart, Stage};
+use crate::report::{Account, Live, LiveStart, Stage, last_sign_before};
 use hikkoshi_handover::{
     DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
 };
@@ -50,7 +50,7 @@ pub(crate) fn resume(
         layout: ram.layout(),
     }));
     run.control.observer.begin(&live);
-    let last_sign = live.last_sign_before(&*run.control.observer);
+    let last_sign = last_sign_before(&live, &*run.control.observer);
     live.outages.begin(last_sign, None);
     let start = HandoverStart {
         handover: RecordedDestination::new(record, live.stages_from(&run.control.journal)),

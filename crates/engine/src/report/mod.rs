@@ -24,6 +24,7 @@ pub use counters::Counters;
 pub use latency::Latency;
 pub use live::{Cell, CellCounts, Live, MAX_CELLS, MemoryMap, Snapshot};
 pub(crate) use live::{LiveStart, MissingAndRequested, MissingRanges};
+pub(crate) use observer::last_sign_before;
 pub use observer::{Observer, Silent};
 pub(crate) use on_wire::{add_measures, latency_received, latency_sent, measures};
 pub(crate) use repeats::Repeat;

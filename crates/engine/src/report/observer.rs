@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::report::Live;
 
@@ -65,6 +65,15 @@ pub trait Observer: Send + Sync + Debug {
         let _ = live;
         None
     }
+}
+
+/// For a migration that another engine began: when that one had its last sign of the other side, as
+/// far as `observer` knows.
+pub(crate) fn last_sign_before(live: &Live, observer: &dyn Observer) -> Option<Instant> {
+    let last = observer.last_sign_before(live);
+    let last = last.filter(|_| live.is_resumed())?;
+    // A clock that was set back says nothing.
+    Instant::now().checked_sub(last.elapsed().ok()?)
 }
 
 /// Ignores everything.

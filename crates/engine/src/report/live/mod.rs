@@ -27,9 +27,7 @@ use hikkoshi_pages::{Page, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
-use crate::report::{
-    Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker, millis, whole_millis,
-};
+use crate::report::{Counters, RequestLatencies, SwitchoverSteps, Tracker, millis, whole_millis};
 
 pub use memory_map::{Cell, CellCounts, MAX_CELLS, MemoryMap};
 pub(crate) use missing::{MissingAndRequested, MissingRanges};
@@ -255,14 +253,6 @@ impl Live {
             disk_bytes: self.counters.disk_bytes(),
             ..Account::new(self.mode, guest_state)
         }
-    }
-
-    /// For a migration that another engine began: when that one had its last sign of the other
-    /// side, as far as `observer` knows.
-    pub(crate) fn last_sign_before(&self, observer: &dyn Observer) -> Option<Instant> {
-        let last = observer.last_sign_before(self).filter(|_| self.resumed)?;
-        // A clock that was set back says nothing.
-        Instant::now().checked_sub(last.elapsed().ok()?)
     }
 
     /// The time of a moment, as [`Snapshot::at`] counts it.

@@ -7,6 +7,7 @@ use error_reporter::Report;
 use hikkoshi_handover::SourceEvent;
 use hikkoshi_link::{LinkError, TICK};
 
+use crate::report::last_sign_before;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverDriver;
 use crate::source::handover_driver::event_with_cause::DOING;
@@ -47,7 +48,7 @@ impl HandoverDriver<'_> {
             ));
         }
         let outages = &self.shared.live.outages;
-        let before = || self.shared.live.last_sign_before(&*self.shared.observer);
+        let before = || last_sign_before(&self.shared.live, &*self.shared.observer);
         let last_sign = last_sign.or_else(|| before().filter(|_| restarted));
         outages.begin(last_sign, Some(deadline));
         let mut last_notice = String::new();
