@@ -64,7 +64,8 @@ impl Migration {
         self.mode.map_or(UNKNOWN, Mode::name)
     }
 
-    /// What a result says of it (`--json`).
+    /// What a result says of it (`--json`): the facts about the engine, with the limits that there
+    /// are, and another name for the number.
     pub fn engine_info(&self) -> EngineInfo {
         EngineInfo {
             migration_id: self.id.clone(),
@@ -77,6 +78,36 @@ impl Migration {
             resumed: self.resumed,
             max_downtime_ms: self.limits.max_downtime_ms,
             bandwidth: self.limits.bandwidth,
+        }
+    }
+}
+
+/// A migration of which only a result is known: without its mode and its memory.
+impl From<EngineInfo> for Migration {
+    fn from(result: EngineInfo) -> Self {
+        let EngineInfo {
+            migration_id,
+            side,
+            pid,
+            host,
+            guest,
+            peer,
+            started_unix_ms,
+            resumed,
+            max_downtime_ms,
+            bandwidth,
+        } = result;
+        Self {
+            pid,
+            host,
+            peer,
+            started_unix_ms,
+            limits: Limits {
+                max_downtime_ms,
+                bandwidth,
+            },
+            resumed,
+            ..Self::new(migration_id, side, guest)
         }
     }
 }
@@ -182,5 +213,18 @@ mod tests {
         json["mode"] = "fast".into();
         let error = serde_json::from_value::<Migration>(json).unwrap_err();
         assert!(error.to_string().contains("'fast'"), "{error}");
+    }
+
+    #[test]
+    fn a_result_has_all_facts_about_the_engine() {
+        let mut migration = crate::record::examples::migration();
+        migration.limits.bandwidth = Some(1 << 20);
+        migration.resumed = true;
+        let known = Migration {
+            mode: None,
+            memory: Migration::new("", Side::Source, "").memory,
+            ..migration.clone()
+        };
+        assert_eq!(Migration::from(migration.engine_info()), known);
     }
 }

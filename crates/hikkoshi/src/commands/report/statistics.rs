@@ -100,27 +100,17 @@ fn with_statistics(of: Source<'_>, statistics: Statistics) -> Recording {
 fn migration(of: Source<'_>, statistics: Option<&Statistics>) -> Migration {
     let engine = statistics.and_then(|known| known.engine.clone());
     let pages = statistics.map_or(0, |known| known.account.pages.guest);
-    let named = |name: String| match name.is_empty() {
-        true => of.name.to_owned(),
-        false => name,
-    };
     // Files that do not have the number are different migrations, as far as is known.
-    let mut migration = Migration::new(of.id, Side::Source, of.name);
+    let mut migration = match engine {
+        Some(engine) => Migration::from(engine),
+        None => Migration::new(of.id, Side::Source, of.name),
+    };
+    if migration.guest.is_empty() {
+        of.name.clone_into(&mut migration.guest);
+    }
     migration.mode = statistics.map(|known| known.account.mode);
     // One cell: the map is not known.
     (migration.memory.pages, migration.memory.cell_pages) = (pages, pages.max(1));
-    if let Some(engine) = engine {
-        migration.id = engine.migration_id;
-        migration.side = engine.side;
-        migration.pid = engine.pid;
-        migration.host = engine.host;
-        migration.guest = named(engine.guest);
-        migration.peer = engine.peer;
-        migration.started_unix_ms = engine.started_unix_ms;
-        migration.limits.max_downtime_ms = engine.max_downtime_ms;
-        migration.limits.bandwidth = engine.bandwidth;
-        migration.resumed = engine.resumed;
-    }
     migration
 }
 
