@@ -300,7 +300,7 @@ test-libvirt: guest-images guest-debian openssh ## domains of libvirt: their mon
 .PHONY: test-control
 test-control: guest ## real migrations that are shown, changed, switched and cancelled by commands
 	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-tests --test e2e -- control:: --include-ignored
+	cargo test --locked --package hikkoshi-tests --test e2e -- check::in_progress:: control:: standard_error:: --include-ignored
 
 # A move with a script in the place of ssh is part of `make test`.
 # CI: what cannot be tested is an error.
@@ -320,7 +320,7 @@ test-disks: guest bindfs ## guests whose disks are copied with them: both QEMU v
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- disks::copied copied_disks --include-ignored
 
-# A quiet guest, and one that writes at random, are part of test-guests.
+# A quiet guest is part of test-guests.
 .PHONY: test-rates
 test-rates: guest ## dirty rates, estimates and limits, with guests that write in several ways
 	cargo build --locked --release --package hikkoshi
@@ -343,7 +343,7 @@ docs-reports: guest browser ## record the moves whose reports docs/reading-a-rep
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::debian:: modes::kvm:: modes::paused_guests:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::private_memory:: recovery::shutdown::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::asynchronous_faults:: modes::debian:: modes::kvm:: modes::paused_guests:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::journals:: recovery::private_memory:: recovery::shutdown::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.

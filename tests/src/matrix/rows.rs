@@ -221,7 +221,7 @@ fn kvm() -> Vec<Row> {
     let to_private = |config: VmConfig| config.ram(Ram::new(RamBackend::Anonymous, MIB));
     vec![
         from_disk.to(to_private).back_by_precopy(),
-        row(guest("pc-q35-7.2"), RamBackend::Default).sample(),
+        row(guest("pc-q35-7.2"), RamBackend::Default),
         row(guest("pc-q35-7.2"), FILE),
         row(guest("pc-i440fx-7.2"), MEMFD),
         row(guest("pc-i440fx-7.2").version(V7_2), RamBackend::Default),

@@ -179,6 +179,7 @@ fn reset_links_are_reestablished() {
 /// report, and the destination's outage begins with the last byte. (The relay acknowledges what the
 /// source sends, so that the source sees signs of life for longer.)
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn a_wait_over_an_outage_is_reported_in_full() {
     const SILENT: Duration = Duration::from_secs(4);
     /// How often `busy_guest` reports.

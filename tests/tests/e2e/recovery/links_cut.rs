@@ -135,6 +135,7 @@ fn cut_at_each_step_of_hybrid() {
 
 /// All pages are received, and the last message is lost: no page is lost, and the guest runs.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn cut_before_the_last_message() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());

@@ -86,6 +86,7 @@ const ROOM: &str = "there is memory for the guest's pages again";
 /// In post-copy the destination waits for free memory, and reports it. Links may be cut and engines
 /// may be killed meanwhile.
 #[test]
+#[ignore = "one of its kind runs in CI: make drills"]
 fn no_memory_left_in_postcopy() {
     let env = TestEnv::new();
     let small = Mount::tmpfs(env.lab(), "small", 320).unwrap();

@@ -16,6 +16,7 @@ use super::{json_of, light_guest, obstacles, run};
 /// Another monitor of the same QEMU, while a migration is in progress, and while QEMU itself
 /// migrates.
 #[test]
+#[ignore = "as the same of the crate: make test-control"]
 fn a_migration_in_progress() {
     let env = TestEnv::new();
     let second = env.folder().join("second");
