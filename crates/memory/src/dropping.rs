@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use hikkoshi_linux::{HostRange, Process, drop_pages};
-use hikkoshi_pages::{Extent, PageRange};
+use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange};
 
 use crate::backing::Backing;
 use crate::error::{MemoryError, MemoryLost};
@@ -90,11 +90,12 @@ impl RamWriter {
         let mut present = Vec::new();
         for extent in self.extents(ranges) {
             let range = extent.pages;
-            let (backing, mapped) = self.place(&extent);
-            let holds = match mapped {
-                // hugetlbfs does not report holes.
-                Some(_) => Ok(false),
-                None => backing.has_data(&bytes_of(&extent)),
+            let backing = self.place(&extent).0;
+            // hugetlbfs does not report holes.
+            let holds = if self.is_huge(&extent) {
+                Ok(false)
+            } else {
+                backing.has_data(&bytes_of(&extent))
             };
             if holds.map_err(|cause| failed(range, cause))? {
                 present.push(range);
@@ -111,15 +112,17 @@ impl RamWriter {
         self.drop_stale(&[self.ram().layout().all()])
     }
 
-    /// Makes all memory read as zeros: drops everything, and writes zeros where a privately mapped
-    /// file would be read instead. For a migration without post-copy, which needs no absent pages.
+    /// Makes all memory read as zeros, for a migration without post-copy, which needs no absent
+    /// pages. Files that have all of their pages keep them. Everything else is dropped, and zeros
+    /// are written where a privately mapped file would be read instead.
     ///
     /// # Errors
     /// [`MemoryError::Drop`] and [`MemoryError::Write`].
-    pub fn clear_all(&self) -> Result<(), MemoryError> {
-        let all = self.ram().layout().all();
-        self.drop_extents(&[all])?;
-        for extent in self.extents(&[all]) {
+    pub fn clear_all(&mut self) -> Result<(), MemoryError> {
+        self.without_postcopy = true;
+        let others = self.keep_populated()?;
+        self.drop_extents(&others)?;
+        for extent in self.extents(&others) {
             let Backing::Private(memory) = self.place(&extent).0 else {
                 continue;
             };
@@ -137,6 +140,11 @@ impl RamWriter {
             }
         }
         Ok(())
+    }
+
+    fn is_huge(&self, extent: &Extent) -> bool {
+        let block = self.ram().layout().block(extent.block);
+        block.is_some_and(|(block, _)| block.host_page > PAGE_BYTES)
     }
 
     fn extents<'a>(&'a self, ranges: &'a [PageRange]) -> impl Iterator<Item = Extent> + 'a {

@@ -15,7 +15,8 @@
 //! * The destination fills and drops pages with [`RamWriter`] before the guest runs there; absent
 //!   pages in the guest's process, by userfaultfd if it has one
 //!   ([`install_absent`](RamWriter::install_absent)), so that they are charged to that process's
-//!   memory cgroup.
+//!   memory cgroup. Without post-copy, a file that has all of its pages already (`prealloc=on`)
+//!   keeps them.
 //!   Afterwards pages are installed by userfaultfd only, and [`missing_pages`] reports which ones
 //!   are absent.
 //!
@@ -39,6 +40,7 @@ mod error;
 mod guest_ram;
 mod page_installer;
 mod page_reader;
+mod populated;
 mod presence;
 mod private_memory;
 mod process_memory;

@@ -159,6 +159,17 @@ impl RamFile {
         Ok(fstat(&self.file)?.st_blocks == 0)
     }
 
+    /// Whether the whole file has memory, so that no access allocates any. Not known of a file on a
+    /// disk, whose blocks are not in memory.
+    pub(crate) fn is_populated(&self) -> io::Result<bool> {
+        if self.on_disk {
+            return Ok(false);
+        }
+        let status = fstat(&self.file)?;
+        // Blocks of 512 bytes, whatever the file system (stat(2)). tmpfs and hugetlbfs count pages.
+        Ok(status.st_size > 0 && status.st_blocks.saturating_mul(512) >= status.st_size)
+    }
+
     /// Frees `range`, which then reads as zeros.
     pub(crate) fn punch(&self, range: &Range<u64>) -> io::Result<()> {
         Ok(fallocate(

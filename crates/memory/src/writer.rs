@@ -6,7 +6,7 @@
 //! which needs no second mapping from which a dropped page would have to be unmapped, private
 //! memory through `/proc/PID/mem`. hugetlbfs cannot be written to and is mapped; the mapping
 //! reserves its pages. If a limit of huge pages by cgroup is exceeded, accessing it fails with
-//! `SIGBUS`.
+//! `SIGBUS`. Files whose pages are kept (`populated.rs`) are mapped, too.
 //!
 //! A file that no process maps ([`RamFile::new`](crate::RamFile::new) alone), or on a disk, is
 //! written with `pwrite` as a whole.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, PageBitmap, PageRange};
 use hikkoshi_userfault::Userfault;
 use std::os::unix::fs::MetadataExt;
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::backing::Backing;
 use crate::error::MemoryError;
@@ -29,14 +29,16 @@ use crate::process_memory::ProcessMemory;
 /// Guest memory, for writing.
 #[derive(Debug)]
 pub struct RamWriter {
-    ram: Arc<GuestRam>,
-    /// For each block that cannot be written to as a file, the mapping that it is written through.
-    mapped: Vec<Option<MmapRegion>>,
+    pub(crate) ram: Arc<GuestRam>,
+    /// For each block that is not written to as a file, the mapping that it is written through.
+    pub(crate) mapped: Vec<Option<MmapRegion>>,
     /// Pages that may hold something other than zeros. In blocks that are not mapped: the pages
     /// that take memory, if no other program has touched any.
     written: PageBitmap,
     /// What installs absent pages.
     installer: Option<PageInstaller>,
+    /// Whether no page will be missing while the guest runs.
+    pub(crate) without_postcopy: bool,
 }
 
 impl RamWriter {
@@ -67,6 +69,7 @@ impl RamWriter {
             mapped,
             written,
             installer: None,
+            without_postcopy: false,
         })
     }
 
@@ -156,6 +159,25 @@ impl RamWriter {
             rest = tail;
         }
         Ok(())
+    }
+
+    /// Where the content of `range` can be written instead of by [`write`](Self::write), if all of
+    /// it is mapped here, and the memory was prepared by [`clear_all`](Self::clear_all). The guest's
+    /// process maps it as well.
+    ///
+    /// The pages count as written from now on, also if only a part is written.
+    pub fn mapped(&self, range: PageRange) -> Option<VolatileSlice<'_>> {
+        let mut extents = self.ram.layout().locate_range(range);
+        let extent = extents.next().filter(|_| self.without_postcopy)?;
+        let region = self.place(&extent).1?;
+        let at = usize::try_from(extent.offset).ok()?;
+        let bytes = usize::try_from(range.bytes()).ok()?;
+        let place = region.get_slice(at, bytes).ok()?;
+        if extents.next().is_some() {
+            return None;
+        }
+        self.written.set_range(range);
+        Some(place)
     }
 
     fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {

@@ -85,6 +85,23 @@ fn start(
         .map_err(DestinationFailure::Thread)
 }
 
+/// A frame whose content was read; for pages that were compressed, the one that would have carried
+/// them uncompressed.
+enum Payload {
+    /// The content, if it has any, is in the receiver's buffer.
+    Buffered(Frame),
+    /// The content is in the guest's memory.
+    Placed(Frame),
+}
+
+impl Payload {
+    fn frame(&self) -> &Frame {
+        match self {
+            Self::Buffered(frame) | Self::Placed(frame) => frame,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct PageReceiver {
     kind: Kind,
@@ -134,12 +151,15 @@ impl PageReceiver {
             };
             let result = self
                 .payload(frame, doing)
-                .and_then(|frame| {
+                .and_then(|payload| {
                     let installer = self.context.installer();
                     // Counted before it is applied: after the last page the main thread writes the
                     // account.
-                    self.count(&frame, self.reader.received() - before);
-                    self.apply(&frame, installer, doing)
+                    self.count(payload.frame(), self.reader.received() - before);
+                    match payload {
+                        Payload::Buffered(frame) => self.apply(&frame, installer, doing),
+                        Payload::Placed(_) => Ok(false),
+                    }
                 })
                 .and_then(|last| {
                     if last {
@@ -153,18 +173,29 @@ impl PageReceiver {
         }
     }
 
-    /// Reads a frame's content into the buffer. Returns the frame that would have carried it
-    /// uncompressed.
-    fn payload(&mut self, frame: Frame, doing: &'static str) -> Result<Frame, DestinationFailure> {
+    /// Reads a frame's content: in pre-copy to where it belongs, if that is mapped here, and into
+    /// the buffer otherwise.
+    fn payload(
+        &mut self,
+        frame: Frame,
+        doing: &'static str,
+    ) -> Result<Payload, DestinationFailure> {
         let unexpected = || DestinationFailure::unexpected(doing, &frame);
         match frame {
-            Frame::Pages { .. } => {
+            Frame::Pages { range } => {
+                let memory = self.context.memory.as_ref();
+                if let Some(place) = memory.and_then(|memory| memory.mapped(range)) {
+                    self.reader
+                        .payload_into(&place)
+                        .map_err(DestinationFailure::link(doing))?;
+                    return Ok(Payload::Placed(frame));
+                }
                 // The decoder limits a frame to the size of the buffer.
                 let content = self.buffer.get_mut(..frame.payload_len());
                 self.reader
                     .payload(content.ok_or_else(unexpected)?)
                     .map_err(DestinationFailure::link(doing))?;
-                Ok(frame)
+                Ok(Payload::Buffered(frame))
             }
             Frame::Compressed { range, method, len } if self.kind == Kind::Background => {
                 // Urgent links need no buffer for it, and most background links neither.
@@ -184,9 +215,9 @@ impl PageReceiver {
                     })?;
                 let counters = &self.context.counters.compression;
                 counters.add(method, range.bytes(), u64::from(len));
-                Ok(Frame::Pages { range })
+                Ok(Payload::Buffered(Frame::Pages { range }))
             }
-            other => Ok(other),
+            other => Ok(Payload::Buffered(other)),
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control, message_name};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
 
 use crate::stream::busy_poll::BusyPoll;
 use crate::stream::error::{TICK, is_timeout};
@@ -43,23 +44,46 @@ impl Read for Stoppable {
 impl Stoppable {
     /// Reads from the socket.
     fn read_raw(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            // Checked before every read: a peer that sends a byte now and then is too slow as well.
-            if self.deadline.is_some_and(|at| Instant::now() > at) {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            let got = match &mut self.spin {
-                Some(spin) => spin.read(&self.stream, buffer, &self.stop),
-                None => (&*self.stream).read(buffer),
+        until_stopped(self.deadline, &self.stop, || match &mut self.spin {
+            Some(spin) => spin.read(&self.stream, buffer, &self.stop),
+            None => (&*self.stream).read(buffer),
+        })
+    }
+
+    /// Reads from the socket into `place`, without TLS.
+    fn read_into(&self, place: &mut VolatileSlice<'_>) -> io::Result<usize> {
+        until_stopped(self.deadline, &self.stop, || {
+            let read = match &*self.stream {
+                Stream::Tcp(socket) => (&*socket).read_volatile(place),
+                Stream::Unix(socket) => (&*socket).read_volatile(place),
+                Stream::Secure(_) => return Err(io::ErrorKind::Unsupported.into()),
             };
-            match got {
-                Err(e) if is_timeout(&e) => {
-                    if self.stop.is_cancelled() {
-                        return Err(io::ErrorKind::Interrupted.into());
-                    }
+            read.map_err(|error| match error {
+                VolatileMemoryError::IOError(error) => error,
+                other => io::Error::other(other),
+            })
+        })
+    }
+}
+
+/// Calls `read` until it does not time out.
+fn until_stopped(
+    deadline: Option<Instant>,
+    stop: &CancelFlag,
+    mut read: impl FnMut() -> io::Result<usize>,
+) -> io::Result<usize> {
+    loop {
+        // Checked before every read: a peer that sends a byte now and then is too slow as well.
+        if deadline.is_some_and(|at| Instant::now() > at) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match read() {
+            Err(e) if is_timeout(&e) => {
+                if stop.is_cancelled() {
+                    return Err(io::ErrorKind::Interrupted.into());
                 }
-                other => return other,
             }
+            other => return other,
         }
     }
 }
@@ -159,6 +183,40 @@ impl LinkReader {
         Ok(())
     }
 
+    /// Fills `place`, which other processes map as well, with the next bytes of the stream. Without
+    /// TLS, what was not read ahead is copied once, by the kernel. If it fails, `place` may hold a
+    /// part.
+    ///
+    /// # Errors
+    /// The errors of [`payload`](Self::payload).
+    pub fn payload_into(&mut self, place: &VolatileSlice<'_>) -> Result<(), LinkError> {
+        let mut rest = place.offset(0).map_err(io::Error::other)?;
+        while !rest.is_empty() {
+            let input = self.input.get_ref();
+            let read = if self.input.buffer().is_empty() && input.opener.is_none() {
+                input.read_into(&mut rest)
+            } else {
+                self.read_ahead_into(&rest)
+            };
+            match read {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(bytes) => rest = rest.offset(bytes).map_err(io::Error::other)?,
+                Err(error) => self.checked(Err(error))?,
+            }
+        }
+        self.received += place.len() as u64;
+        Ok(())
+    }
+
+    /// Copies what was read ahead, or is now, to the beginning of `place`.
+    fn read_ahead_into(&mut self, place: &VolatileSlice<'_>) -> io::Result<usize> {
+        let ahead = self.input.fill_buf()?;
+        let bytes = ahead.len().min(place.len());
+        place.copy_from(ahead);
+        self.input.consume(bytes);
+        Ok(bytes)
+    }
+
     /// Distinguishes an interruption by a signal, a stop and a failure.
     fn checked(&self, result: io::Result<()>) -> Result<(), LinkError> {
         match result {
@@ -233,7 +291,7 @@ impl LinkReader {
 mod tests {
     use super::*;
     use error_reporter::Report;
-    use hikkoshi_pages::{Page, PageRange};
+    use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
     use hikkoshi_wire::{MAX_CONTROL, ToSource};
     use std::io::Write;
     use std::os::unix::net::UnixStream;
@@ -248,6 +306,38 @@ mod tests {
 
     fn reader(stream: &Arc<Stream>, stop: &CancelFlag) -> LinkReader {
         LinkReader::new(Arc::clone(stream), LIMITS, stop.clone()).unwrap()
+    }
+
+    /// The beginning was read ahead with the header, more comes straight from the socket, and the
+    /// next frame is not touched.
+    #[test]
+    fn a_payload_is_read_to_its_place() {
+        let (stream, mut peer) = pair();
+        let mut reader = reader(&stream, &CancelFlag::new());
+        let range = PageRange::from_len(Page::new(5), 32);
+        let content: Vec<u8> = (0..=250).cycle().take(32 * PAGE_SIZE).collect();
+        let mut bytes = Frame::Pages { range }.encode().to_vec();
+        bytes.extend_from_slice(&content);
+        bytes.extend_from_slice(&Frame::Zeros { range }.encode());
+        let sender = thread::spawn(move || {
+            for part in bytes.chunks(READ_BUFFER * 3) {
+                peer.write_all(part).unwrap();
+                thread::sleep(Duration::from_millis(1));
+            }
+            peer
+        });
+        assert_eq!(reader.frame().unwrap(), Frame::Pages { range });
+        let before = reader.received();
+        let mut place = vec![0; content.len()];
+        reader
+            .payload_into(&VolatileSlice::from(place.as_mut_slice()))
+            .unwrap();
+        assert!(place == content);
+        assert_eq!(reader.received() - before, content.len() as u64);
+        assert_eq!(reader.frame().unwrap(), Frame::Zeros { range });
+        drop(sender.join().unwrap());
+        let rest = VolatileSlice::from(place.as_mut_slice());
+        assert!(matches!(reader.payload_into(&rest), Err(LinkError::Closed)));
     }
 
     #[test]

@@ -97,7 +97,7 @@ fn a_thousand_ranges_are_dropped_together() {
 fn content_of_a_private_file_is_overwritten_or_refused() {
     let guest = GuestProcess::new(Kind::FullFile);
     guest.write(range(1, 3), 5);
-    let memory = RamWriter::open(guest.ram()).unwrap();
+    let mut memory = RamWriter::open(guest.ram()).unwrap();
     let refused = memory.drop_all().unwrap_err();
     assert!(
         matches!(refused, MemoryError::FileContent { .. }),

@@ -274,7 +274,7 @@ fn transfer(source: &mut QemuSource, destination: &QemuDestination) -> Vec<u8> {
     source.pause().unwrap();
     let state = device_state(source);
     let (from, to) = (source.ram(), destination.ram());
-    let writer = RamWriter::open(to).unwrap();
+    let mut writer = RamWriter::open(to).unwrap();
     writer.clear_all().unwrap();
     for pages in from.layout().all().chunks(1024) {
         let mut bytes = vec![0; usize::try_from(pages.bytes()).unwrap()];
