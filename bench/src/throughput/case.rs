@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hikkoshi_lab::{HugePageSize, QemuMigration, QemuMigrationMode, Ram, RamBackend};
+use hikkoshi_lab::{HugePageSize, QemuMigration, QemuMigrationMode, Ram, RamBackend, Workload};
 use serde::Serialize;
 
 use crate::plan::NetworkKind;
@@ -44,6 +44,34 @@ impl Memory {
     }
 }
 
+/// What the guest's memory holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+pub(super) enum Content {
+    /// Random bytes, which no method makes smaller.
+    Random,
+    /// Pages that compress about three times.
+    Compressible,
+}
+
+impl Content {
+    /// The name in filters and tables.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Compressible => "compressible",
+        }
+    }
+
+    /// A workload that fills so much memory, and checks it on command.
+    pub(super) fn workload(self, mib: u64) -> Workload {
+        let workload = Workload::scan(mib);
+        match self {
+            Self::Random => workload,
+            Self::Compressible => workload.option("repeat", 1),
+        }
+    }
+}
+
 /// What moves the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub(super) enum System {
@@ -63,6 +91,8 @@ pub(super) enum System {
         links: u32,
         /// Whether the links are encrypted.
         tls: bool,
+        /// How pages are compressed: an argument of `--compress`.
+        compress: &'static str,
     },
 }
 
@@ -93,9 +123,18 @@ impl fmt::Display for System {
             Self::QemuMultifd(channels) => write!(f, "qemu-multifd-{channels}"),
             Self::QemuMultifdZstd(channels) => write!(f, "qemu-multifd-{channels}-zstd"),
             Self::QemuPreempt => f.write_str("qemu-preempt"),
-            Self::Hikkoshi { mode, links, tls } => {
+            Self::Hikkoshi {
+                mode,
+                links,
+                tls,
+                compress,
+            } => {
                 write!(f, "hikkoshi-{mode}-{links}")?;
-                f.write_str(if tls { "-tls" } else { "" })
+                f.write_str(if tls { "-tls" } else { "" })?;
+                match compress {
+                    "off" => Ok(()),
+                    method => write!(f, "-{method}"),
+                }
             }
         }
     }
@@ -108,6 +147,8 @@ pub(super) struct Case {
     pub(super) line: NetworkKind,
     /// The guest's memory.
     pub(super) memory: Memory,
+    /// What is in it.
+    pub(super) content: Content,
     /// Whether the destination's memory was touched before, so that nothing is allocated while
     /// pages arrive.
     pub(super) touched: bool,
@@ -119,67 +160,128 @@ impl Case {
     /// Everything but the system: what is compared.
     pub(super) fn setting(&self) -> String {
         let touched = if self.touched { "touched" } else { "fresh" };
-        format!("{}/{}/{touched}", self.line, self.memory.name())
+        let (memory, content) = (self.memory.name(), self.content.name());
+        format!("{}/{memory}/{content}/{touched}", self.line)
     }
 }
 
 impl fmt::Display for Case {
-    /// As in filters: LINE/MEMORY/TOUCHED/SYSTEM.
+    /// As in filters: LINE/MEMORY/CONTENT/TOUCHED/SYSTEM.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.setting(), self.system)
     }
 }
 
+/// hikkoshi without compression.
+fn plain(mode: &'static str, links: u32, tls: bool) -> System {
+    System::Hikkoshi {
+        mode,
+        links,
+        tls,
+        compress: "off",
+    }
+}
+
+/// hikkoshi by one link, compressed.
+fn compressed(mode: &'static str, compress: &'static str) -> System {
+    System::Hikkoshi {
+        mode,
+        links: 1,
+        tls: false,
+        compress,
+    }
+}
+
 /// All cases, those that are compared next to each other.
 pub(super) fn all() -> Vec<Case> {
-    let hikkoshi = |mode, links, tls| System::Hikkoshi { mode, links, tls };
-    let mut cases = Vec::new();
-    for (memory, touched) in [
+    let mut cases = fast_lines();
+    cases.extend(limited_lines());
+    cases.extend(compressible());
+    cases
+}
+
+/// What each kind of memory, connection and link costs where processors limit.
+fn fast_lines() -> Vec<Case> {
+    let systems = [
+        System::QemuPrecopy,
+        System::QemuMultifd(1),
+        System::QemuMultifd(2),
+        System::QemuMultifd(4),
+        System::QemuPreempt,
+        plain("precopy", 1, false),
+        plain("precopy", 2, false),
+        plain("precopy", 4, false),
+        plain("postcopy", 1, false),
+        plain("postcopy", 2, false),
+        plain("precopy", 1, true),
+        plain("precopy", 2, true),
+        compressed("precopy", "auto"),
+    ];
+    let memories = [
         (Memory::Shared, false),
         (Memory::Shared, true),
         (Memory::Private, false),
         (Memory::Private, true),
         (Memory::Huge, false),
-    ] {
-        for system in [
-            System::QemuPrecopy,
-            System::QemuMultifd(1),
-            System::QemuMultifd(2),
-            System::QemuMultifd(4),
-            System::QemuPreempt,
-            hikkoshi("precopy", 1, false),
-            hikkoshi("precopy", 2, false),
-            hikkoshi("precopy", 4, false),
-            hikkoshi("postcopy", 1, false),
-            hikkoshi("postcopy", 2, false),
-            hikkoshi("precopy", 1, true),
-            hikkoshi("precopy", 2, true),
-        ] {
-            cases.push(Case {
-                line: NetworkKind::Veth,
-                memory,
-                touched,
-                system,
-            });
-        }
-    }
-    for line in [NetworkKind::Gbit(10), NetworkKind::Gbit(1)] {
-        for system in [
-            System::QemuPrecopy,
-            System::QemuMultifd(2),
-            System::QemuMultifdZstd(2),
-            System::QemuPreempt,
-            hikkoshi("precopy", 1, false),
-            hikkoshi("postcopy", 1, false),
-            hikkoshi("precopy", 1, true),
-        ] {
-            cases.push(Case {
-                line,
-                memory: Memory::Private,
-                touched: false,
-                system,
-            });
-        }
-    }
-    cases
+        (Memory::Huge, true),
+    ];
+    let case = |(memory, touched)| {
+        systems.map(|system| Case {
+            line: NetworkKind::Veth,
+            memory,
+            content: Content::Random,
+            touched,
+            system,
+        })
+    };
+    memories.into_iter().flat_map(case).collect()
+}
+
+/// Random content over lines that limit.
+fn limited_lines() -> Vec<Case> {
+    let systems = [
+        System::QemuPrecopy,
+        System::QemuMultifd(2),
+        System::QemuMultifdZstd(2),
+        System::QemuPreempt,
+        plain("precopy", 1, false),
+        plain("postcopy", 1, false),
+        plain("precopy", 1, true),
+        compressed("precopy", "auto"),
+    ];
+    let lines = [NetworkKind::Gbit(10), NetworkKind::Gbit(1)];
+    of_private_memory(&lines, Content::Random, &systems)
+}
+
+/// Content that can be compressed, over lines that limit and one that does not.
+fn compressible() -> Vec<Case> {
+    let systems = [
+        System::QemuMultifd(2),
+        System::QemuMultifdZstd(2),
+        plain("precopy", 1, false),
+        compressed("precopy", "auto"),
+        compressed("precopy", "lz4"),
+        compressed("precopy", "zstd"),
+        compressed("postcopy", "auto"),
+    ];
+    let lines = [
+        NetworkKind::Veth,
+        NetworkKind::Gbit(10),
+        NetworkKind::Gbit(1),
+        NetworkKind::Mbit(200),
+    ];
+    of_private_memory(&lines, Content::Compressible, &systems)
+}
+
+fn of_private_memory(lines: &[NetworkKind], content: Content, systems: &[System]) -> Vec<Case> {
+    let case = |&line: &NetworkKind| {
+        systems.iter().map(move |&system| Case {
+            line,
+            memory: Memory::Private,
+            content,
+            touched: false,
+            system,
+        })
+    };
+    lines.iter().flat_map(case).collect()
 }

@@ -2,8 +2,8 @@
 //! by hikkoshi beside QEMU's pre-copy, multifd and post-copy with preemption. `--only throughput`
 //! selects it; further words select cases.
 //!
-//! The guest is idle and its memory holds random content: nothing is sent twice, and nothing can be
-//! compressed. It checks every byte after the move.
+//! The guest is idle: nothing is sent twice. Its memory holds random content, which cannot be
+//! compressed, or content that can. It checks every byte after the move.
 
 mod case;
 mod moved;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hikkoshi_lab::{GuestReport, Lab, VmConfig, Workload};
+use hikkoshi_lab::{GuestReport, Lab, VmConfig};
 use serde::Serialize;
 
 use super::case::{Case, System};
@@ -43,7 +43,7 @@ pub(super) struct Moved {
     pub(super) report: OwnReport,
 }
 
-/// Boots a guest whose memory holds random content, moves it while it is idle, and lets it check
+/// Boots a guest, moves it while it is idle, and lets it check
 /// all of the content.
 pub(super) fn moved(
     case: Case,
@@ -57,7 +57,7 @@ pub(super) fn moved(
         let ram = case.memory.ram(sizes.memory_mib);
         VmConfig::new()
             .ram(if touched { ram.prealloc() } else { ram })
-            .workload(Workload::scan(sizes.filled_mib))
+            .workload(case.content.workload(sizes.filled_mib))
     };
     let configs = [config(false), config(case.touched)];
     let line = (case.line, args.congestion.as_deref());
@@ -67,10 +67,18 @@ pub(super) fn moved(
     let before = testbed.network.bytes()?;
     let meter = CpuMeter::start(&pids);
     let outcome = match (case.system, case.system.qemu()) {
-        (System::Hikkoshi { mode, links, tls }, _) => {
+        (
+            System::Hikkoshi {
+                mode,
+                links,
+                tls,
+                compress,
+            },
+            _,
+        ) => {
             let variant = if tls { Variant::Tls } else { Variant::Plain };
             let links = links.to_string();
-            let more = ["--links", &links];
+            let more = ["--links", &links, "--compress", compress];
             HikkoshiMigration::start(&testbed, program, mode, variant, args, &more)?.finish(None)?
         }
         (_, Some(migration)) => qemu_migrate(&migration, &testbed, None)?,

@@ -26,7 +26,7 @@ pub(super) fn tables(all: &[Moved], sizes: Sizes) -> Vec<Table> {
     settings.sort();
     settings.dedup();
     let table = |setting: String| Table {
-        title: format!("{} MiB of random content, {setting}", sizes.filled_mib),
+        title: format!("{} MiB, {setting}", sizes.filled_mib),
         head: vec![
             "moved by",
             "MiB/s",

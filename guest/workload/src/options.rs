@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::page::PageKind;
+
 /// The order in which a worker accesses its pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Pattern {
@@ -80,7 +82,7 @@ pub(crate) struct Options {
     pub(crate) clean_percent: usize,
     /// `verify`: percentage of pages that are all zero in every other generation.
     pub(crate) zero_percent: usize,
-    /// `verify`: whether the filling of pages repeats, so that they can be compressed.
+    /// `verify`, `scan`: whether the filling of pages repeats, so that they can be compressed.
     pub(crate) repeat: bool,
     /// `verify`: memory first touched while the guest runs, MiB a second.
     pub(crate) grow: usize,
@@ -156,6 +158,14 @@ impl fmt::Display for BadOption {
 }
 
 impl Options {
+    /// What pages are filled with.
+    pub(crate) fn filled(&self) -> PageKind {
+        match self.repeat {
+            true => PageKind::Repeating,
+            false => PageKind::Filled,
+        }
+    }
+
     /// Parses the words that start with `hk.`; others are for the kernel. The last value of an
     /// option counts.
     pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, BadOption> {

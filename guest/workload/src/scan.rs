@@ -15,22 +15,27 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(crate) struct Scan {
     part: RegionPart,
+    kind: PageKind,
     next: usize,
 }
 
 impl Scan {
-    /// Fills every page of the part.
-    pub(crate) fn new(mut part: RegionPart) -> Self {
+    /// Fills every page of the part with content of this kind.
+    pub(crate) fn new(mut part: RegionPart, kind: PageKind) -> Self {
         for index in 0..part.len() {
             let number = part.number(index);
-            page::write(part.page(index), number, 0, PageKind::Filled);
+            page::write(part.page(index), number, 0, kind);
         }
-        Self { part, next: 0 }
+        Self {
+            part,
+            kind,
+            next: 0,
+        }
     }
 
     fn check(&mut self, index: usize, findings: &mut Vec<String>) {
         let number = self.part.number(index);
-        if let Err(bad) = page::check(self.part.page(index), number, 0, PageKind::Filled) {
+        if let Err(bad) = page::check(self.part.page(index), number, 0, self.kind) {
             let address = self.part.address(index) as usize;
             let physical = crate::guest_physical::address_of(address)
                 .map_or_else(|| "unknown".to_owned(), |address| format!("{address:#x}"));
@@ -39,7 +44,7 @@ impl Scan {
                 bad.fault, bad.word, bad.held, bad.wanted
             ));
             // Correct the page, so that one bad page is one finding.
-            page::write(self.part.page(index), number, 0, PageKind::Filled);
+            page::write(self.part.page(index), number, 0, self.kind);
         }
     }
 }
@@ -86,7 +91,8 @@ mod tests {
         Region::resident(10)
             .unwrap()
             .split(3)
-            .map(Scan::new)
+            .zip([PageKind::Filled, PageKind::Repeating, PageKind::Repeating])
+            .map(|(part, kind)| Scan::new(part, kind))
             .collect()
     }
 

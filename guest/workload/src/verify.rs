@@ -54,10 +54,7 @@ impl Verify {
         let percent = |percent: usize| pages.len() * percent / 100;
         let written = pages.len() - percent(options.clean_percent);
         let zero_from = written - percent(options.zero_percent).min(written);
-        let filled = match options.repeat {
-            true => PageKind::Repeating,
-            false => PageKind::Filled,
-        };
+        let filled = options.filled();
         let per_second = options.grow as u64 * 256 / options.threads as u64;
         let grow_interval = clock.ticks_per_second().checked_div(per_second);
         let mut expected = Vec::with_capacity(pages.len() + growth.len());

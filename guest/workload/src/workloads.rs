@@ -25,7 +25,7 @@ pub(crate) fn create_workloads(
     if options.memory == Memory::Scan {
         return Ok(region
             .split(options.threads)
-            .map(|part| Box::new(Scan::new(part)) as Box<dyn Workload>)
+            .map(|part| Box::new(Scan::new(part, options.filled())) as Box<dyn Workload>)
             .collect());
     }
     if options.memory == Memory::Lockstep {
