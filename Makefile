@@ -342,7 +342,7 @@ docs-reports: guest browser ## record the moves whose reports docs/reading-a-rep
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
+	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: killed_before_commit::
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::asynchronous_faults:: modes::debian:: modes::kvm:: modes::paused_guests:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::journals:: recovery::private_memory:: recovery::shutdown::
 	@cat $(BUILD)/drills.md
 

@@ -30,7 +30,7 @@ impl RamWriter {
                 others.push(range);
                 continue;
             };
-            if !file.is_populated().map_err(fail)? {
+            if !file.is_populated(block.bytes).map_err(fail)? {
                 others.push(range);
                 continue;
             }
@@ -169,6 +169,16 @@ mod tests {
         );
         assert!(memory.mapped(range(15, 17)).is_none(), "two blocks");
         assert!(memory.mapped(range(16, 17)).is_none(), "not kept");
+    }
+
+    /// An access beyond a file's end would end the process.
+    #[test]
+    fn a_file_shorter_than_its_block_is_not_mapped() {
+        let (mut memory, [full, _]) = memory();
+        full.set_len((PAGES - 1) * PAGE_BYTES).unwrap();
+        memory.clear_all().unwrap();
+        assert!(memory.mapped(range(0, 1)).is_none());
+        assert_eq!(held_pages(&full), 0);
     }
 
     /// Post-copy needs absent pages, whatever the destination had before.

@@ -159,15 +159,19 @@ impl RamFile {
         Ok(fstat(&self.file)?.st_blocks == 0)
     }
 
-    /// Whether the whole file has memory, so that no access allocates any. Not known of a file on a
-    /// disk, whose blocks are not in memory.
-    pub(crate) fn is_populated(&self) -> io::Result<bool> {
+    /// Whether the file has memory for each of its pages, and holds a block of `bytes` bytes, so
+    /// that no access allocates any. Not known of a file on a disk, whose blocks are not in memory.
+    pub(crate) fn is_populated(&self, bytes: u64) -> io::Result<bool> {
         if self.on_disk {
             return Ok(false);
         }
         let status = fstat(&self.file)?;
+        let size = u64::try_from(status.st_size).unwrap_or(0);
         // Blocks of 512 bytes, whatever the file system (stat(2)). tmpfs and hugetlbfs count pages.
-        Ok(status.st_size > 0 && status.st_blocks.saturating_mul(512) >= status.st_size)
+        let held = u64::try_from(status.st_blocks)
+            .unwrap_or(0)
+            .saturating_mul(512);
+        Ok(held >= size && size >= self.offset.saturating_add(bytes))
     }
 
     /// Frees `range`, which then reads as zeros.

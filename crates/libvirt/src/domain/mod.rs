@@ -2,7 +2,7 @@
 
 #[cfg(feature = "libvirt")]
 mod checkpoints;
-mod lent_monitor;
+mod owner;
 #[cfg(feature = "libvirt")]
 mod snapshots;
 

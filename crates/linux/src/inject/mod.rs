@@ -7,7 +7,7 @@
 //!
 //! How the process is protected:
 //!
-//! * Registers are restored on every path, also after a panic ([`remote::Remote`]).
+//! * Registers are restored on every path, also after a panic ([`syscall::Remote`]).
 //! * Signals are blocked while the registers are changed: they stay pending in the kernel and are
 //!   delivered when the signal mask of the process is restored. `SIGSTOP`, which cannot be blocked,
 //!   is passed on immediately.
@@ -24,8 +24,8 @@
 //! tracer process needs.
 
 mod error;
-mod remote;
 mod seize;
+mod syscall;
 #[cfg(test)]
 mod tests;
 mod tracee;
@@ -36,7 +36,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 pub use error::InjectError;
-pub use remote::{Remote, Scratch};
+pub use syscall::{Remote, Scratch};
 
 use self::tracer_process::TracerProcessError;
 use crate::process::Process;

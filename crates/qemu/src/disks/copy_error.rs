@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::job::Failure;
+use super::mirror_status::Failure;
 use crate::qmp::{ConnectError, QmpError, ResumeError};
 
 /// A disk was not copied. The source's disks are unchanged.

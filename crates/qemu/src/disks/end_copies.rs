@@ -1,6 +1,6 @@
 //! Ends the copies of the guest's disks that were given up, while the guest waits for a moment.
 //!
-//! QEMU must not end such a job while it passes a write of the guest on (`disks/jobs.rs`). `stop`
+//! QEMU must not end such a job while it passes a write of the guest on (`disks/mirror.rs`). `stop`
 //! waits for these, so a guest that runs is paused with it until the jobs have ended.
 //!
 //! A mark in QEMU says who has paused the guest. So whoever comes next resumes it if this process
@@ -10,7 +10,7 @@
 use serde_json::json;
 
 use super::copy_error::EndCopiesError;
-use super::jobs;
+use super::mirror;
 use crate::qmp::migration_status::run_state;
 use crate::qmp::pause_mark;
 use crate::qmp::{Client, QmpError, ResumeError, WATCHED_TIMEOUT};
@@ -20,7 +20,7 @@ use crate::qmp::{Client, QmpError, ResumeError, WATCHED_TIMEOUT};
 pub(crate) fn end(client: &mut Client, number: usize) -> Result<(), EndCopiesError> {
     let paused = pause(client);
     let removed = match paused {
-        Ok(()) => jobs::remove(client, number),
+        Ok(()) => mirror::remove(client, number),
         Err(error) => Err(error),
     };
     // Also if that has failed, and after an attempt that was killed.
@@ -30,7 +30,7 @@ pub(crate) fn end(client: &mut Client, number: usize) -> Result<(), EndCopiesErr
 
 /// Pauses the guest if it runs and a job is left, and marks it before.
 fn pause(client: &mut Client) -> Result<(), QmpError> {
-    if !jobs::is_any_left(client)? || !run_state(client)?.running {
+    if !mirror::is_any_left(client)? || !run_state(client)?.running {
         return Ok(());
     }
     pause_mark::set_ending_copies(client)?;

@@ -23,7 +23,7 @@ use crate::disks::copy_error::EndCopiesError;
 use crate::disks::end_copies;
 use crate::disks::guest_writes::GuestWrites;
 use crate::disks::job_speed::JobSpeed;
-use crate::disks::jobs;
+use crate::disks::mirror;
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
 use crate::qmp::reconnect::connected;
@@ -126,7 +126,7 @@ impl QemuSource {
         client.set_timeout(WATCHED_TIMEOUT);
         self.copies.cancel = Some(cancel.clone());
         client.set_cancel(Some(cancel.clone()));
-        let added = jobs::add_target(client, number);
+        let added = mirror::add_target(client, number);
         client.set_cancel(None);
         added.map_err(|source| CopyError::Qmp { disk, source })
     }
@@ -144,7 +144,7 @@ impl QemuSource {
         let speed = JobSpeed::of_each(self.copies.limit, self.copies.disks.len());
         let client = connected(&mut self.client)?;
         client.set_cancel(Some(cancel.clone()));
-        let started = jobs::start(client, number, &disk, speed)
+        let started = mirror::start(client, number, &disk, speed)
             .and_then(|()| self.copies.writes.begin(client));
         client.set_cancel(None);
         started.map_err(|source| CopyError::Qmp {
@@ -183,10 +183,10 @@ impl QemuSource {
         }
         let client = connected(&mut self.client)?;
         client.set_cancel(self.copies.cancel.clone());
-        let progress = jobs::progress(client, disks, &self.copies.writes);
+        let progress = mirror::progress(client, disks, &self.copies.writes);
         let progress = progress.and_then(|progress| {
             let speeds = JobSpeed::of_all(self.copies.limit, &progress);
-            jobs::limit(client, &mut self.copies.speeds, &speeds)?;
+            mirror::limit(client, &mut self.copies.speeds, &speeds)?;
             Ok(progress)
         });
         client.set_cancel(None);
@@ -216,7 +216,7 @@ impl QemuSource {
         let prepared = self.prepared.take().ok_or(CopyError::NotPaused)?;
         let client = connected(&mut self.client)?;
         client.set_cancel(Some(give_up.clone()));
-        let completed = jobs::complete(client, &self.copies.disks);
+        let completed = mirror::complete(client, &self.copies.disks);
         client.set_cancel(None);
         client.set_timeout(COMMAND_TIMEOUT);
         completed?;

@@ -19,7 +19,7 @@ use super::format::{
     Bytes, COMMAND, CONFIGURATION, DESCRIPTION, END, HEADER_BYTES, MAGIC, PACKAGED, SectionHeader,
     StreamError, VERSION, write_footer, write_name,
 };
-use super::saved_devices::SavedDevices;
+use super::parse_device_state::SavedDevices;
 
 /// The version of the section `ram` since QEMU 0.15.
 const RAM_VERSION: u32 = 4;

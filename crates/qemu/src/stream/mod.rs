@@ -17,8 +17,8 @@
 mod asynchronous_faults;
 mod format;
 mod incoming_stream;
+mod parse_device_state;
 mod save_file;
-mod saved_devices;
 mod socket_writer;
 #[cfg(test)]
 mod tests;
@@ -31,11 +31,11 @@ use serde_json::json;
 pub use self::format::StreamError;
 pub use self::incoming_stream::{StreamBlock, head, tail, whole};
 pub(crate) use self::incoming_stream::{beginning, filler, first_pages, sections};
+pub(crate) use self::parse_device_state::virtual_clock;
+pub use self::parse_device_state::{SavedDevices, Section};
 pub(crate) use self::save_file::SaveFile;
 pub(crate) use self::save_file::remove_all as remove_save_files;
 pub(crate) use self::save_file::remove_sets as remove_descriptor_sets;
-pub(crate) use self::saved_devices::virtual_clock;
-pub use self::saved_devices::{SavedDevices, Section};
 pub(crate) use self::socket_writer::DeviceStateWriter;
 use crate::qmp::{Client, QmpError};
 

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use super::copy_error::CopyError;
 use super::guest_writes::GuestWrites;
-use super::job::{CopyJob, Failure, list};
 use super::job_speed::JobSpeed;
+use super::mirror_status::{CopyJob, Failure, list};
 use super::{CopiedDisk, filter_name, is_ours, name};
 use crate::qmp::{Client, QmpError, WATCHED_TIMEOUT};
 
