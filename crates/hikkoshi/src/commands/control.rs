@@ -15,8 +15,8 @@ use crate::commands::resume_command::resume_command;
 use crate::commands::status::{Choice, SeenMigrations, choose, none};
 use crate::journal::{self, DestinationEntry, JournalEntry, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{SeenMigration, table};
 use crate::output::reason::Reason;
+use crate::output::status::{SeenMigration, table};
 use crate::output::streams;
 use crate::status::ShownChange;
 

@@ -10,8 +10,8 @@ use hikkoshi_link::{Front, InvitationRequest};
 
 use super::admission::Admission;
 use super::certificate_limits::CertificateLimits;
-use super::children::Children;
 use super::places::Places;
+use super::receiver_processes::ReceiverProcesses;
 use super::request::Request;
 use crate::args::parse_guest_name;
 use crate::output::streams;
@@ -27,7 +27,7 @@ const MAX_REFUSALS: usize = 64;
 pub(super) struct Certified {
     /// The file of `--admit`. It is read for each request.
     file: PathBuf,
-    children: Children,
+    children: ReceiverProcesses,
     places: Places,
     refusals: Places,
     limits: CertificateLimits,
@@ -37,7 +37,12 @@ pub(super) struct Certified {
 impl Certified {
     /// Sources that `file` admits, with at most `most` guests at a time for each certificate. A
     /// file that cannot be used is reported: it may be mended.
-    pub(super) fn new(file: &Path, most: usize, children: &Children, stop: &CancelFlag) -> Self {
+    pub(super) fn new(
+        file: &Path,
+        most: usize,
+        children: &ReceiverProcesses,
+        stop: &CancelFlag,
+    ) -> Self {
         if let Err(why) = Admission::read(file) {
             streams::notice(&format!(
                 "no source is admitted by a certificate until this is mended: {why}"

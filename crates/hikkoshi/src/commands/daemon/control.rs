@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::children::Children;
 use super::places::Places;
+use super::receiver_processes::ReceiverProcesses;
 use super::request::{self, Question, Refusal, RefusalKind, Reply};
 use crate::args::parse_guest_name;
 
@@ -80,7 +80,7 @@ impl Control {
     }
 
     /// Answers requests until `stop` is set.
-    pub(super) fn serve(&self, children: &Children, stop: &CancelFlag) {
+    pub(super) fn serve(&self, children: &ReceiverProcesses, stop: &CancelFlag) {
         let places = Places::default();
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(
@@ -125,7 +125,7 @@ impl Control {
     }
 }
 
-fn answer(stream: &UnixStream, children: &Children) -> io::Result<()> {
+fn answer(stream: &UnixStream, children: &ReceiverProcesses) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
@@ -148,7 +148,7 @@ fn answer(stream: &UnixStream, children: &Children) -> io::Result<()> {
     written
 }
 
-fn reply(question: Question, children: &Children) -> Result<Reply, Refusal> {
+fn reply(question: Question, children: &ReceiverProcesses) -> Result<Reply, Refusal> {
     match question {
         Question::Invite(request) => {
             request.name.as_deref().map(parse_guest_name).transpose()?;

@@ -7,13 +7,13 @@ use std::thread;
 use error_reporter::Report;
 use hikkoshi_linux::is_served;
 
-use super::children::Children;
 use super::guest_journals::Journals;
+use super::receiver_processes::ReceiverProcesses;
 use crate::machines;
 use crate::machines::{LeftQemu, WaitingMark};
 use crate::output::streams;
 
-impl Children {
+impl ReceiverProcesses {
     /// Looks for migrations that no process receives, and for what receivers have left.
     pub(super) fn look_after(&self) {
         match self.journals() {

@@ -15,13 +15,13 @@
 mod admission;
 mod certificate_limits;
 mod certified;
-mod children;
 mod control;
 mod delivery;
 mod guest_journals;
 mod leftovers;
 mod open_files;
 mod places;
+mod receiver_processes;
 mod receivers;
 pub(crate) mod request;
 mod resumption;
@@ -40,10 +40,10 @@ use hikkoshi_link::{Arrival, Front};
 use hikkoshi_linux::{activated_sockets, notify_ready};
 
 use self::certified::Certified;
-use self::children::Children;
 use self::control::Control;
 use self::delivery::Delivery;
 use self::open_files::OpenFiles;
+use self::receiver_processes::ReceiverProcesses;
 use self::receivers::Receivers;
 use crate::args::Daemon;
 use crate::commands::signals;
@@ -87,7 +87,8 @@ pub(crate) fn run(args: &Daemon) -> Result<ExitStatus, Exit> {
         let what = format!("using the run folder: {}", Report::new(&error));
         Exit::new(ExitStatus::Usage, Reason::Journal, what)
     })?;
-    let children = Children::new(&run, receivers.clone(), advertised, max_guests, open_files);
+    let children =
+        ReceiverProcesses::new(&run, receivers.clone(), advertised, max_guests, open_files);
     let stop = CancelFlag::new();
     let admit = args.admit.as_ref().map(|file| absolute(file));
     let per_certificate = args.max_guests_per_certificate.map(usize::from);
@@ -186,7 +187,7 @@ fn front(args: &Daemon) -> Result<Front, Exit> {
 struct Lead<'a> {
     front: &'a Front,
     receivers: &'a Receivers,
-    children: &'a Children,
+    children: &'a ReceiverProcesses,
     certified: Option<&'a Certified>,
 }
 

@@ -12,8 +12,8 @@ use error_reporter::Report;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::DestinationCredentials;
 
-use super::children::Children;
 use super::guest_journals::{GuestJournal, Journals};
+use super::receiver_processes::ReceiverProcesses;
 use crate::journal::{self, DestinationEntry, JournalFile};
 use crate::output::streams;
 
@@ -23,7 +23,7 @@ fn written(path: &Path) -> SystemTime {
     modified.unwrap_or_else(|_| SystemTime::now())
 }
 
-impl Children {
+impl ReceiverProcesses {
     /// The journals of guests that daemons with this run folder receive.
     pub(super) fn journals(&self) -> io::Result<Journals> {
         let found = journal::search::<DestinationEntry>(&self.run, None)?;
@@ -196,7 +196,8 @@ mod tests {
         let path = file.path().to_str().unwrap();
         let receivers = super::super::receivers::Receivers::open(run).unwrap();
         let advertised = Address::Unix(run.join("front"));
-        let children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
+        let children =
+            ReceiverProcesses::new(run, receivers, advertised, 1, OpenFiles::unchanged());
         let is_due = |seconds| {
             let at = Instant::now() + Duration::from_secs(seconds);
             children.state().pauses.is_over(file.path(), at)
@@ -224,7 +225,8 @@ mod tests {
         let receivers = super::super::receivers::Receivers::open(run).unwrap();
         std::fs::write(receivers.result("guest"), "received").unwrap();
         let advertised = Address::Unix(run.join("front"));
-        let children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
+        let children =
+            ReceiverProcesses::new(run, receivers, advertised, 1, OpenFiles::unchanged());
         let path = run.join("destination-1-1.json");
         children.resume_orphans(&Journals::at(&[path.to_str().unwrap()]));
         assert!(!children.state().running.contains_key("guest"));
@@ -244,7 +246,8 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         let receivers = super::super::receivers::Receivers::open(run).unwrap();
         let advertised = Address::Unix(run.join("front"));
-        let mut children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
+        let mut children =
+            ReceiverProcesses::new(run, receivers, advertised, 1, OpenFiles::unchanged());
         children.program = sleeper(run);
         children.resume_orphans(&Journals::at(&[path.to_str().unwrap()]));
         // This process has closed its own.

@@ -10,7 +10,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_status::{StatusEntryKind, StatusFolder};
 use rustix::process::Signal;
 
-use super::children::Children;
+use super::receiver_processes::ReceiverProcesses;
 use crate::commands::guest_state;
 use crate::machines::ListeningProcess;
 use crate::output::streams;
@@ -28,7 +28,7 @@ struct Receiver {
     has_printed: bool,
 }
 
-impl Children {
+impl ReceiverProcesses {
     /// Withdraws the invitation of a guest that is awaited, and waits until its receiver has ended.
     /// A guest whose source has connected is not affected.
     pub(super) fn withdraw(&self, name: &str) -> Result<(), String> {

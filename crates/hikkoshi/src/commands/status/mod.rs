@@ -14,8 +14,8 @@ use hikkoshi_status::StatusFolder;
 use crate::args::MigrationStatus;
 use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{SeenMigration, alarms, details, json_line, table};
 use crate::output::reason::Reason;
+use crate::output::status::{SeenMigration, alarms, details, json_line, table};
 use crate::output::streams::{self, Lines};
 
 pub(crate) use seen::SeenMigrations;

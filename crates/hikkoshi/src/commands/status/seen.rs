@@ -16,8 +16,8 @@ use hikkoshi_status::{
 
 use super::unfinished::UnfinishedMigration;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{Engine, SeenMigration, Unfinished};
 use crate::output::reason::Reason;
+use crate::output::status::{Engine, SeenMigration, Unfinished};
 use crate::output::streams;
 
 /// How long an engine may be silent. It sends a state ten times a second, from a thread of low
@@ -423,7 +423,7 @@ fn unknown(name: &str) -> SeenMigration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::migrations::examples;
+    use crate::output::status::examples;
     use hikkoshi_status::Recorder;
     use std::os::unix::net::UnixListener;
     use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,7 +5,7 @@ use std::path::Path;
 use hikkoshi_account::Side;
 use hikkoshi_status::Migration;
 
-use crate::output::migrations::SeenMigration;
+use crate::output::status::SeenMigration;
 
 /// The fewest digits of a number.
 const DIGITS: usize = 4;
@@ -84,8 +84,8 @@ pub(crate) fn choose<'a>(all: &'a [SeenMigration], guest: Option<&str>) -> Choic
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::migrations::Engine;
-    use crate::output::migrations::examples::seen;
+    use crate::output::status::Engine;
+    use crate::output::status::examples::seen;
     use hikkoshi_status::End;
     use std::slice::from_ref;
 

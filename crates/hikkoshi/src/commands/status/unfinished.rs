@@ -15,7 +15,7 @@ use crate::commands::find_journal::may_exist;
 use crate::commands::monitor;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{self, DestinationEntry, JournalEntry, SourceEntry};
-use crate::output::migrations::Unfinished;
+use crate::output::status::Unfinished;
 
 /// A migration that is to be resumed.
 #[derive(Debug)]

@@ -310,8 +310,8 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::output::migrations::Unfinished;
-    use crate::output::migrations::examples::{self, seen};
+    use crate::output::status::Unfinished;
+    use crate::output::status::examples::{self, seen};
     use hikkoshi_account::{Limits, Mode, Outage, Stage};
     use hikkoshi_handover::SourceStage;
     use hikkoshi_status::End;

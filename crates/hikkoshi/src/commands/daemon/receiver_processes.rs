@@ -45,7 +45,7 @@ const MAX_RESULT: u64 = 1 << 20;
 
 /// All receivers of the daemon.
 #[derive(Debug, Clone)]
-pub(super) struct Children {
+pub(super) struct ReceiverProcesses {
     /// The run folder, with the journals.
     pub(super) run: PathBuf,
     pub(super) receivers: Receivers,
@@ -81,7 +81,7 @@ pub(super) struct Running {
     pub(super) has_printed: bool,
 }
 
-impl Children {
+impl ReceiverProcesses {
     pub(super) fn new(
         run: &Path,
         receivers: Receivers,
@@ -377,7 +377,7 @@ mod tests {
         let receivers = Receivers::open(run).unwrap();
         let advertised = Address::Unix(run.join("front"));
         let files = OpenFiles::unchanged();
-        let children = Children::new(run, receivers.clone(), advertised, 2, files);
+        let children = ReceiverProcesses::new(run, receivers.clone(), advertised, 2, files);
         let invite = |name: &str| {
             children
                 .reserve(Some(name))
