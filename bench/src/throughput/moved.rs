@@ -43,8 +43,7 @@ pub(super) struct Moved {
     pub(super) report: OwnReport,
 }
 
-/// Boots a guest, moves it while it is idle, and lets it check
-/// all of the content.
+/// Boots a guest, moves it while it is idle, and lets it check all of its memory's content.
 pub(super) fn moved(
     case: Case,
     round: u32,
@@ -78,7 +77,11 @@ pub(super) fn moved(
         ) => {
             let variant = if tls { Variant::Tls } else { Variant::Plain };
             let links = links.to_string();
-            let more = ["--links", &links, "--compress", compress];
+            let mut more = vec!["--links", &links];
+            // Programs from before there was compression can be measured, too.
+            if compress != "off" {
+                more.extend(["--compress", compress]);
+            }
             HikkoshiMigration::start(&testbed, program, mode, variant, args, &more)?.finish(None)?
         }
         (_, Some(migration)) => qemu_migrate(&migration, &testbed, None)?,

@@ -1,9 +1,10 @@
-//! Files that have all of their pages before the guest arrives: QEMU was started with `prealloc=on`.
+//! Files that have all pages of their blocks before the guest arrives: QEMU was started with
+//! `prealloc=on`.
 //!
-//! A migration without post-copy keeps these pages. To drop them would give up memory that was set
-//! aside for the guest, and to allocate pages again takes longer than to write those that are there
-//! (docs/benchmarks.md). They are written through a mapping: that takes less time than `pwrite`,
-//! and no lock that another link's thread waits for.
+//! A migration without post-copy keeps these pages: to drop them would give up memory that was set
+//! aside for the guest. They are written through a mapping that has all of them, so that nothing
+//! faults, no lock is shared with the thread of another link, and pages are received where they
+//! belong (docs/decisions/0037-keep-populated-memory.md).
 
 use std::io;
 use std::sync::Arc;

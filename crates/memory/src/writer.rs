@@ -162,7 +162,7 @@ impl RamWriter {
     }
 
     /// Where the content of `range` can be written instead of by [`write`](Self::write), if all of
-    /// it is mapped here, and the memory was prepared by [`clear_all`](Self::clear_all). The guest's
+    /// it is mapped here, and [`clear_all`](Self::clear_all) has prepared the memory. The guest's
     /// process maps it as well.
     ///
     /// The pages count as written from now on, also if only a part is written.

@@ -103,7 +103,7 @@ fn memory() -> Vec<Row> {
         between("mixed memory", one(huge(true)), one(Anonymous)),
         between("mixed memory", one(PRIVATE_FILE), one(huge(true))),
         both("memory filled at start", one(Anonymous).prealloc()),
-        both("memory filled at start", one(FILE).prealloc()),
+        both("memory filled at start", one(FILE).prealloc()).sample(),
         both("locked memory", one(Anonymous).locked()),
         both("locked memory", one(FILE).locked()),
     ]);

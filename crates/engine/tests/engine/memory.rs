@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_linux::Process;
@@ -76,6 +76,21 @@ impl Memory {
             memory.store(page, &[0x5a; PAGE_SIZE]);
         }
         memory
+    }
+
+    /// New memory in files that have all of their pages, a third of which holds something.
+    pub(crate) fn populated(layout: &RamLayout) -> Self {
+        let memory = Self::new(layout);
+        for page in 0..layout.pages() {
+            memory.store(page, &[if page % 3 == 0 { 0x5a } else { 0 }; PAGE_SIZE]);
+        }
+        memory
+    }
+
+    /// Bytes of memory that the files hold.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let held = |(file, _): &(File, u64)| file.metadata().unwrap().blocks() * 512;
+        self.files.iter().map(held).sum()
     }
 
     pub(crate) fn layout(&self) -> &RamLayout {

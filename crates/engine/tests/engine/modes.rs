@@ -10,6 +10,7 @@ use hikkoshi_pages::{PAGE_SIZE, RamLayout};
 use crate::machine::{Side, stamp};
 use crate::memory::{HUGE, HugePages, MIB, Memory, SMALL, layout};
 use crate::run::Setup;
+use crate::tls::invited;
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
@@ -74,6 +75,33 @@ fn a_busy_guest_in_private_memory() {
             let (source, destination) = setup.run().moved(true);
             assert_eq!(source.postcopy, mode != Mode::Precopy);
             assert_eq!(source.pages.precopy, destination.pages.precopy);
+        }
+    }
+}
+
+/// The destination's files have all of their pages, and something in them. Without post-copy they
+/// keep the pages, and each is received where it belongs, with TLS and without.
+#[test]
+fn a_busy_guest_in_memory_that_the_destination_has_already() {
+    let layout = several_blocks();
+    for (mode, links, is_encrypted) in [
+        (Mode::Precopy, 1, false),
+        (Mode::Precopy, 3, false),
+        (Mode::Precopy, 2, true),
+        (Mode::Hybrid, 1, false),
+        (Mode::Postcopy, 1, false),
+    ] {
+        let destination = Memory::populated(&layout);
+        let held = destination.held_bytes();
+        let mut setup = Setup::in_memory(mode, Memory::new(&layout), destination);
+        setup.options.links = links;
+        setup.tls = is_encrypted.then(invited);
+        let machine = Arc::clone(&setup.machine);
+        setup.run().moved(true);
+        let holds = machine.memory(Side::Destination).held_bytes();
+        match mode {
+            Mode::Precopy => assert_eq!(holds, held, "links: {links}"),
+            _ => assert!(holds < held, "{mode:?}: holes of the guest are holes there"),
         }
     }
 }
