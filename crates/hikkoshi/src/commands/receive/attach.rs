@@ -1,7 +1,7 @@
 //! From a QEMU that waits to a destination that is ready.
 //!
 //! ```text
-//! HeldQemu ── attach ─▶ AttachedDestination ── listen ─▶ ReadyDestination, and the guest
+//! HeldQemu ── attach ─▶ AttachedDestination ── listen ─▶ ReadyDestination
 //! ```
 
 use std::io;
@@ -34,12 +34,12 @@ pub(super) struct HeldQemu<'a> {
 }
 
 /// A QEMU that is attached, and the locked journal of its guest. The fields are dropped in this
-/// order.
+/// order: what was changed in QEMU is restored under the locks.
 pub(super) struct AttachedDestination<'a> {
     args: &'a Receive,
+    guest: QemuDestination,
     file: JournalFile,
     mark: Option<Arc<WaitingMark>>,
-    guest: QemuDestination,
 }
 
 impl<'a> HeldQemu<'a> {
@@ -86,9 +86,9 @@ impl<'a> HeldQemu<'a> {
         let file = journal_file(&folder, &identity)?;
         Ok(AttachedDestination {
             args,
+            guest,
             file,
             mark,
-            guest,
         })
     }
 }
@@ -99,13 +99,13 @@ impl<'a> AttachedDestination<'a> {
         self,
         publisher: &'a RunPublisher,
         acceptor: Acceptor,
-    ) -> Result<(ReadyDestination<'a, DestinationJournal>, QemuDestination), Exit> {
+    ) -> Result<ReadyDestination<'a, QemuDestination, DestinationJournal>, Exit> {
         let listening = ListeningDestination::for_new(self.args, publisher, acceptor)?;
         let journals = listening.journals();
-        let journal = journals
-            .create_linked(self.file, self.guest.reattach_info(), self.mark)
-            .map_err(keeping)?;
-        Ok((listening.with_journal(Arc::new(journal)), self.guest))
+        let journal = journals.create(self.file, self.guest.reattach_info(), self.mark);
+        let ready = listening.ready(self.guest, Arc::new(journal));
+        journals.link(ready.journal().file()).map_err(keeping)?;
+        Ok(ready)
     }
 }
 

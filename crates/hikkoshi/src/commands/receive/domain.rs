@@ -85,7 +85,7 @@ pub(super) fn start(
     })?;
     let listening = ListeningDestination::for_new(args, publisher, acceptor)?;
     let journal = Arc::new(LaterJournal::default());
-    let mut host = DomainHost {
+    let host = DomainHost {
         options,
         only_domain: args.guest.domain.only_domain.clone(),
         overcommit: args.guest.overcommit(),
@@ -97,17 +97,17 @@ pub(super) fn start(
         guest: None,
         publisher,
     };
-    let announced = listening
-        .with_journal(journal)
-        .announce(Announcement::New)?;
-    let ended = announced.receive(cancel, |listener, options, control| {
-        receive_at(&mut host, listener, options, control)
+    let ready = listening.ready(host, journal);
+    let announced = ready.announce(Announcement::New)?;
+    let ended = announced.receive(cancel, |host, listener, options, control| {
+        receive_at(host, listener, options, control)
     });
     if let Some(exit) = ended.no_source() {
         return Err(exit.with("nothing was changed"));
     }
-    let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
-    if let (Err(error), Some(guest)) = (&ended.result, &host.guest)
+    let guest = ended.guest().guest.as_ref();
+    let has_ended = guest.is_none_or(QemuDestination::has_ended);
+    if let (Err(error), Some(guest)) = (&ended.result, guest)
         && outcome::is_gone(error, has_ended)
     {
         monitor::discard_received(&guest.reattach_info().get().identity.monitor, &folder);
@@ -194,10 +194,10 @@ impl DestinationHost for DomainHost<'_> {
         let file = JournalFile::for_qemu::<DestinationEntry>(&self.folder, &identity)
             .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
         // libvirt owns the machine: it has no mark.
-        let journal = self
-            .journals
-            .create_linked(file, attached.reattach_info(), None)
+        self.journals
+            .link(&file)
             .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
+        let journal = self.journals.create(file, attached.reattach_info(), None);
         self.journal.begin(journal);
         self.waiting_lock = None;
         Ok(self.guest.insert(attached))

@@ -48,6 +48,10 @@ impl DestinationJournal {
         }
     }
 
+    pub(super) fn file(&self) -> &JournalFile {
+        &self.file
+    }
+
     pub(super) fn path(&self) -> &Path {
         self.file.path()
     }

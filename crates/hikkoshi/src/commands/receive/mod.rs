@@ -86,10 +86,10 @@ fn start(
 ) -> Result<ExitStatus, Exit> {
     let acceptor = Acceptor::new(args, run::address(args)?)?;
     let attached = HeldQemu::hold(args, mark)?.attach(&cancel, publisher)?;
-    let (ready, mut guest) = attached.listen(publisher, acceptor)?;
+    let ready = attached.listen(publisher, acceptor)?;
     let announced = ready.announce(Announcement::New)?;
-    let ended = announced.receive(cancel, |listener, options, control| {
-        receive(&mut guest, listener, options, control)
+    let ended = announced.receive(cancel, |guest, listener, options, control| {
+        receive(guest, listener, options, control)
     });
     if let Some(exit) = ended.no_source() {
         return Err(exit.with(match mark {
@@ -100,7 +100,7 @@ fn start(
     if let Err(error) = &ended.result
         && matches!(error.cause, DestinationFailure::Cancelled)
         && error.outcome == Outcome::AtSource
-        && guest.has_ended()
+        && ended.guest().has_ended()
     {
         // The end of QEMU has cancelled the wait, not a signal.
         let what = "waiting for a guest: this QEMU has ended";
@@ -108,11 +108,12 @@ fn start(
             Exit::new(ExitStatus::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE)
         );
     }
-    let left = match (mark, guest.is_unused()) {
+    let left = match (mark, ended.guest().is_unused()) {
         (Some(_), _) => DestinationLeft::Ends,
         (None, true) => DestinationLeft::Unused,
         (None, false) => DestinationLeft::Used,
     };
     let journal = ended.journal().path().to_owned();
-    ended.report(&journal, guest.has_ended(), left)
+    let has_ended = ended.guest().has_ended();
+    ended.report(&journal, has_ended, left)
 }

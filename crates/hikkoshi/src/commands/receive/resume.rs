@@ -45,7 +45,7 @@ pub(super) fn resume(
     let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
     let ResumedMachine {
         mark,
-        mut guest,
+        guest,
         reattach_info,
     } = ResumedMachine::reattach(&file, &entry, &folder)?;
     let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
@@ -66,12 +66,12 @@ pub(super) fn resume(
         true => guest_state::without_qemu(entry.engine.stage),
         false => guest_state::at(entry.engine.stage),
     };
-    let ready = listening.with_journal(Arc::new(journal));
+    let ready = listening.ready(guest, Arc::new(journal));
     let announced = ready.announce(Announcement::Resumed(state.to_owned()))?;
-    let ended = announced.receive(cancel, |listener, options, control| {
-        resume_receive(&mut *guest, entry.engine, listener, options, control)
+    let ended = announced.receive(cancel, |guest, listener, options, control| {
+        resume_receive(&mut **guest, entry.engine, listener, options, control)
     });
-    let has_ended = guest.has_ended();
+    let has_ended = ended.guest().has_ended();
     let is_gone = |error| outcome::is_gone(error, has_ended);
     if ended.result.as_ref().is_err_and(is_gone) {
         monitor::discard_received(&identity.monitor, &folder);

@@ -1,7 +1,7 @@
 //! What all ways to receive a guest do in the same way, from an address to the report.
 //!
 //! ```text
-//! ListeningDestination ── with_journal ─▶ ReadyDestination ── announce ─▶ AnnouncedDestination
+//! ListeningDestination ── ready ─▶ ReadyDestination ── announce ─▶ AnnouncedDestination
 //!     ── receive: the engine ─▶ EndedReception ── report
 //! ```
 //!
@@ -55,23 +55,24 @@ pub(super) struct GuestJournals {
     link: Option<PathBuf>,
 }
 
-/// A destination that listens and has a journal.
+/// A destination that listens, and has a guest to receive, or what creates one, and a journal.
 ///
-/// The fields are dropped in this order, here and in the steps that follow: the journal's lock is
-/// free when the address is.
-pub(super) struct ReadyDestination<'a, J> {
+/// The fields are dropped in this order, here and in the steps that follow: what was changed in the
+/// guest's QEMU is restored under the journal's lock, and that is free when the address is.
+pub(super) struct ReadyDestination<'a, G, J> {
+    guest: G,
     journal: Arc<J>,
     listening: ListeningDestination<'a>,
 }
 
 /// A destination that sources may connect to.
-pub(super) struct AnnouncedDestination<'a, J>(ReadyDestination<'a, J>);
+pub(super) struct AnnouncedDestination<'a, G, J>(ReadyDestination<'a, G, J>);
 
 /// A destination whose engine has ended.
-pub(super) struct EndedReception<'a, J> {
+pub(super) struct EndedReception<'a, G, J> {
     /// What the engine reports.
     pub(super) result: Result<Account, ReceiveError>,
-    run: ReadyDestination<'a, J>,
+    run: ReadyDestination<'a, G, J>,
 }
 
 /// What is said of a destination that is ready.
@@ -141,9 +142,10 @@ impl<'a> ListeningDestination<'a> {
         }
     }
 
-    /// The engine will keep this journal.
-    pub(super) fn with_journal<J>(self, journal: Arc<J>) -> ReadyDestination<'a, J> {
+    /// The engine will receive this guest and keep this journal.
+    pub(super) fn ready<G, J>(self, guest: G, journal: Arc<J>) -> ReadyDestination<'a, G, J> {
         ReadyDestination {
+            guest,
             journal,
             listening: self,
         }
@@ -172,29 +174,29 @@ impl GuestJournals {
         DestinationJournal::new(file, self.terms.clone(), qemu, mark)
     }
 
-    /// That of a guest that is new here, and `--journal-link` to it.
+    /// Makes `--journal-link` to the journal of a guest that is new here.
     ///
     /// # Errors
     /// When the link cannot be made.
-    pub(super) fn create_linked(
-        &self,
-        file: JournalFile,
-        qemu: SharedReattachInfo,
-        mark: Option<Arc<WaitingMark>>,
-    ) -> io::Result<DestinationJournal> {
-        if let Some(link) = &self.link {
-            journal_link::make::<DestinationEntry>(link, &file)?;
+    pub(super) fn link(&self, file: &JournalFile) -> io::Result<()> {
+        match &self.link {
+            Some(link) => journal_link::make::<DestinationEntry>(link, file),
+            None => Ok(()),
         }
-        Ok(self.create(file, qemu, mark))
     }
 }
 
-impl<'a, J: Journal<DestinationRecord> + 'static> ReadyDestination<'a, J> {
+impl<'a, G, J: Journal<DestinationRecord> + 'static> ReadyDestination<'a, G, J> {
+    /// The journal that the engine will keep.
+    pub(super) fn journal(&self) -> &J {
+        &self.journal
+    }
+
     /// Announces that a source can connect.
     pub(super) fn announce(
         self,
         announcement: Announcement,
-    ) -> Result<AnnouncedDestination<'a, J>, Exit> {
+    ) -> Result<AnnouncedDestination<'a, G, J>, Exit> {
         let ListeningDestination {
             args,
             publisher,
@@ -223,33 +225,39 @@ impl<'a, J: Journal<DestinationRecord> + 'static> ReadyDestination<'a, J> {
     }
 }
 
-impl<'a, J: Journal<DestinationRecord> + 'static> AnnouncedDestination<'a, J> {
+impl<'a, G, J: Journal<DestinationRecord> + 'static> AnnouncedDestination<'a, G, J> {
     /// Receives the guest by `engine`.
     pub(super) fn receive(
         self,
         cancel: CancelFlag,
         engine: impl FnOnce(
+            &mut G,
             &Listener,
             &DestinationOptions,
             &ReceiveControl,
         ) -> Result<Account, ReceiveError>,
-    ) -> EndedReception<'a, J> {
-        let Self(run) = self;
+    ) -> EndedReception<'a, G, J> {
+        let Self(mut run) = self;
         let control = ReceiveControl {
             cancel,
             observer: run.listening.publisher.observer(),
             journal: Arc::<J>::clone(&run.journal),
         };
-        let guest = &run.listening.args.guest;
-        let options = guest.engine_options(&run.listening.options);
+        let listening = &run.listening;
+        let options = listening.args.guest.engine_options(&listening.options);
         EndedReception {
-            result: engine(&run.listening.listener, &options, &control),
+            result: engine(&mut run.guest, &listening.listener, &options, &control),
             run,
         }
     }
 }
 
-impl<J> EndedReception<'_, J> {
+impl<G, J> EndedReception<'_, G, J> {
+    /// The guest that was received, or what creates one.
+    pub(super) fn guest(&self) -> &G {
+        &self.run.guest
+    }
+
     /// The journal that the engine has kept.
     pub(super) fn journal(&self) -> &J {
         &self.run.journal
@@ -299,5 +307,94 @@ fn tell_ready(observer: &dyn Observer) {
         observer.notice(&format!(
             "telling the service manager that a source can connect: {error}"
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+    use crate::status::RunInfo;
+    use clap::Parser;
+    use hikkoshi_account::{Limits, Side};
+    use hikkoshi_handover::Outcome;
+    use std::sync::{Mutex, PoisonError};
+
+    /// What was dropped, each with whether the destination still had its address.
+    type Dropped = Arc<Mutex<Vec<(&'static str, bool)>>>;
+
+    /// Stands for the guest or the journal.
+    #[derive(Debug)]
+    struct Noted {
+        name: &'static str,
+        socket: PathBuf,
+        dropped: Dropped,
+    }
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+            dropped.push((self.name, self.socket.exists()));
+        }
+    }
+
+    impl Journal<DestinationRecord> for Noted {
+        fn record(&self, _: &DestinationRecord) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_guest_is_dropped_under_the_lock_and_that_under_the_address() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let listen = format!("--listen=unix:{}", socket.display());
+        let words = ["hikkoshi", "receive", &listen, "--qmp=/q"];
+        let Command::Receive(args) = Args::parse_from(words).command else {
+            panic!("{words:?}");
+        };
+        let info = RunInfo {
+            side: Side::Destination,
+            guest: "web".into(),
+            qmp: None,
+            limits: Limits::default(),
+            working_set: None,
+        };
+        let publisher = RunPublisher::new(&args.output, folder.path(), info);
+        let dropped = Dropped::default();
+        let ready = || {
+            let acceptor = Acceptor::new(&args, address(&args).unwrap()).unwrap();
+            let listening = ListeningDestination::for_new(&args, &publisher, acceptor).unwrap();
+            let noted = |name| Noted {
+                name,
+                socket: socket.clone(),
+                dropped: Arc::clone(&dropped),
+            };
+            listening.ready(noted("guest"), Arc::new(noted("journal")))
+        };
+        let ended = || {
+            let announced = ready().announce(Announcement::New).unwrap();
+            announced.receive(CancelFlag::new(), |_, _, _, _| {
+                Err(ReceiveError {
+                    cause: DestinationFailure::Cancelled,
+                    outcome: Outcome::AtSource,
+                })
+            })
+        };
+        let all: [&dyn Fn(); 4] = [
+            &|| drop(ready()),
+            &|| drop(ready().announce(Announcement::New).unwrap()),
+            &|| drop(ended()),
+            &|| {
+                let reported = ended().report(folder.path(), false, DestinationLeft::Unused);
+                reported.unwrap_err();
+            },
+        ];
+        for (step, drops) in all.into_iter().enumerate() {
+            drops();
+            let dropped = std::mem::take(&mut *dropped.lock().unwrap());
+            assert_eq!(dropped, [("guest", true), ("journal", true)], "step {step}");
+            assert!(!socket.exists(), "step {step}");
+        }
     }
 }
