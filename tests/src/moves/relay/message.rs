@@ -5,6 +5,7 @@ use hikkoshi_wire::{Frame, HEADER_LEN, message_name};
 
 /// The kinds of messages, by their names in the protocol.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[cfg_attr(test, derive(serde::Deserialize))]
 pub enum MessageKind {
     /// Source: opens the control link.
     HelloControl,
@@ -76,7 +77,12 @@ pub(super) fn kind_name(passing: &Passing<'_>) -> Option<String> {
         Part::Hello(role) => return Some(format!("Hello{}", message_name(role))),
         Part::Message(message) => match message.frame {
             Frame::Compressed { .. } => MessageKind::Pages,
-            Frame::Disk { .. } if is_flush(&passing.bytes[HEADER_LEN..]) => MessageKind::DiskFlush,
+            Frame::Disk { .. }
+                if passing.towards == Towards::Destination
+                    && is_flush(&passing.bytes[HEADER_LEN..]) =>
+            {
+                MessageKind::DiskFlush
+            }
             Frame::Disk { .. } => MessageKind::DiskBytes,
             _ => return Some(message.name.clone()),
         },
@@ -92,4 +98,95 @@ fn is_flush(payload: &[u8]) -> bool {
         let known = [[0x25, 0x60, 0x95, 0x13], [0x21, 0xe4, 0x1c, 0x71]];
         known.iter().any(|known| request[..4] == *known) && request[6..] == [0, 3]
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_lab::relay::Message;
+    use hikkoshi_pages::{Page, PageRange};
+    use hikkoshi_wire::{CompressionMethod, Role, ToDestination, ToSource};
+    use serde::de::DeserializeOwned;
+
+    /// The names that an enumeration has.
+    fn names<T: DeserializeOwned>() -> Vec<String> {
+        // All are in the error: "unknown variant `?`, expected one of `A`, `B`".
+        let Err(error) = serde_json::from_str::<T>("\"?\"") else {
+            panic!("'?' is a name");
+        };
+        let error = error.to_string();
+        let names = error.split('`').skip(3).step_by(2);
+        names.map(ToOwned::to_owned).collect()
+    }
+
+    fn named(towards: Towards, part: Part, bytes: &mut [u8]) -> String {
+        let passing = Passing {
+            link: 1,
+            towards,
+            part,
+            bytes,
+        };
+        kind_name(&passing).unwrap()
+    }
+
+    fn of_frame(towards: Towards, frame: Frame, payload: &[u8]) -> String {
+        let message = Message {
+            role: Role::Control,
+            towards,
+            frame,
+            name: message_name(&frame),
+            control: None,
+        };
+        let mut bytes = [&[0; HEADER_LEN], payload].concat();
+        named(towards, Part::Message(message), &mut bytes)
+    }
+
+    #[test]
+    fn each_kind_is_one_of_the_protocol() {
+        let mut known = [names::<ToDestination>(), names::<ToSource>()].concat();
+        let index = 0;
+        for role in [
+            Role::Control,
+            Role::Urgent,
+            Role::Background { index },
+            Role::Disk { index },
+        ] {
+            known.push(named(Towards::Destination, Part::Hello(role), &mut []));
+            let answer = named(Towards::Source, Part::Hello(role), &mut []);
+            assert_eq!(answer, MessageKind::Greeting.name());
+            known.push(answer);
+        }
+        let range = PageRange::from_len(Page::new(0), 1);
+        for frame in [
+            Frame::Pages { range },
+            Frame::Zeros { range },
+            Frame::Request { range },
+            Frame::Ack { bytes: 1 },
+        ] {
+            known.push(of_frame(Towards::Destination, frame, &[]));
+        }
+        let method = CompressionMethod::Zstd;
+        let compressed = Frame::Compressed {
+            range,
+            method,
+            len: 1,
+        };
+        let compressed = of_frame(Towards::Destination, compressed, &[0]);
+        assert_eq!(compressed, MessageKind::Pages.name());
+        // A request to write and one to flush.
+        let request = |kind| [0x25, 0x60, 0x95, 0x13, 0, 0, 0, kind];
+        for (towards, kind, expected) in [
+            (Towards::Destination, 1, MessageKind::DiskBytes),
+            (Towards::Destination, 3, MessageKind::DiskFlush),
+            (Towards::Source, 3, MessageKind::DiskBytes),
+        ] {
+            let name = of_frame(towards, Frame::Disk { len: 8 }, &request(kind));
+            assert_eq!(name, expected.name());
+            known.push(name);
+        }
+        let kinds = names::<MessageKind>();
+        assert!(kinds.len() > 20 && known.len() > 40, "{kinds:?}, {known:?}");
+        let unknown: Vec<_> = kinds.iter().filter(|kind| !known.contains(kind)).collect();
+        assert!(unknown.is_empty(), "no message is called {unknown:?}");
+    }
 }

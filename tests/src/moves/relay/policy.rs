@@ -118,7 +118,7 @@ impl RelayPolicy for BreakpointPolicy {
             return Fate::Pass;
         };
         if let (Part::Message(message), Towards::Destination) = (&passing.part, passing.towards) {
-            self.sent.add(&message.frame, &kind);
+            self.sent.add(&message.frame, message.control.as_ref());
         }
         let due = self.count(&kind);
         if let Some((_, delay)) = self.delay.filter(|(delayed, _)| delayed.name() == kind) {

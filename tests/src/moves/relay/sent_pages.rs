@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_account::{Repeated, Repeats};
-use hikkoshi_wire::{Frame, HEADER_LEN};
+use hikkoshi_wire::{Frame, HEADER_LEN, ToDestination};
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -34,11 +34,11 @@ struct Page {
 
 impl SentPages {
     /// Counts a frame of the source.
-    pub(super) fn add(&self, frame: &Frame, name: &str) {
+    pub(super) fn add(&self, frame: &Frame, control: Option<&ToDestination>) {
         let mut passed = self.lock();
-        match name {
-            "DiscardEnd" => passed.is_postcopy = true,
-            "ResumeRequest" => passed.is_resumed = true,
+        match control {
+            Some(ToDestination::DiscardEnd) => passed.is_postcopy = true,
+            Some(ToDestination::ResumeRequest { .. }) => passed.is_resumed = true,
             _ => {}
         }
         let (range, with_content) = match *frame {
