@@ -60,7 +60,7 @@ pub trait RelayPolicy: Send + Sync {
         Fate::Pass
     }
 
-    /// It has passed, or what was decided instead has happened.
+    /// It has passed, or what was decided instead has happened, or the receiver is gone.
     fn after(&self, passing: &Passing<'_>) {
         let _ = passing;
     }
@@ -350,8 +350,8 @@ impl Shared {
             link.is_cut.store(true, Ordering::SeqCst);
             link.close();
         }
-        passed?;
         self.policy.after(&passing);
+        passed?;
         match fate {
             Fate::Pass | Fate::Drop => Ok(()),
             _ => Err(ErrorKind::BrokenPipe.into()),
