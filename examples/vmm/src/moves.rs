@@ -10,8 +10,8 @@ use hikkoshi_engine::{Account, CancelFlag, Mode};
 use hikkoshi_link::{Address, Listener};
 
 use crate::Result;
+use crate::check::GuestCheck;
 use crate::embedding::{Destination, Source, Tracker};
-use crate::monitor::check::GuestCheck;
 use crate::monitor::console::Console;
 use crate::monitor::machine::{Machine, REFUSED};
 

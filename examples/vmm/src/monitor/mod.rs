@@ -3,11 +3,9 @@
 //! dirty logs it knows KVM's ring.
 
 mod boot;
-mod check;
-mod console;
+pub(crate) mod console;
 mod devices;
 pub(crate) mod machine;
 pub(crate) mod memory;
-pub(crate) mod moves;
 mod state;
 mod vcpu;
