@@ -41,7 +41,7 @@ pub(crate) fn with_context(
 ) -> Result<Account, MigrateError> {
     let MigrateControl {
         cancel,
-        control,
+        control: source_control,
         observer,
         journal,
     } = control;
@@ -56,7 +56,7 @@ pub(crate) fn with_context(
         layout: ram.layout(),
     }));
     let mut handover = RecordedSource::new(start.record, live.stages_from(journal));
-    control.begin(options, handover.stage(), cancel);
+    source_control.begin(options, handover.stage(), cancel);
     observer.begin(&live);
     let sent = match start.resumed {
         false => RepeatCounter::none(ram.layout().pages(), options),
@@ -72,13 +72,13 @@ pub(crate) fn with_context(
         live,
         observer: Arc::clone(observer),
         cancel: cancel.clone(),
-        control: control.clone(),
+        control: source_control.clone(),
         options: options.clone(),
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
     let result = body(&shared, guest, &mut handover);
-    control.end();
+    source_control.end();
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let keep_attached = match outcome {
         Some(Outcome::Stopped) => true,

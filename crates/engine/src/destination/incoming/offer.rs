@@ -65,7 +65,7 @@ pub(crate) fn receive_offer<'a>(
 ) -> Result<(&'a mut dyn DestinationGuest, AcceptedOffer), NoGuest> {
     let id = link.id;
     let mut source = OfferingSource::connected(link, options, control, &over)?;
-    match source.control.reader.control().map_err(text)? {
+    match source.link.reader.control().map_err(text)? {
         ToDestination::Offer {
             guest,
             mode,
@@ -86,7 +86,7 @@ pub(crate) fn receive_offer<'a>(
                 Err(error) => return Err(source.refuse(text(error))),
             };
             let pages = vm.ram().layout().pages();
-            source.control.set_limits(Limits { pages });
+            source.link.set_limits(Limits { pages });
             let ready = check_links(background_links)
                 .and_then(|()| Comparison::new(vm, &guest, background_links).refuse(postcopy))
                 .and_then(|warnings| Ok((make_ready(vm, &guest, postcopy)?, warnings)))
@@ -104,7 +104,7 @@ pub(crate) fn receive_offer<'a>(
                 return Err(give_back(vm, text(&error)).into());
             }
             let offer = AcceptedOffer {
-                control: source.control,
+                control: source.link,
                 links,
                 mode,
                 memory,
@@ -122,9 +122,9 @@ pub(crate) fn receive_offer<'a>(
             Err(source.answer(host_pages, found))
         }
         ToDestination::Probe { background_links } => Err(NoGuest::Probes(Box::new(ProbeRequest {
-            stream: source.control.stream,
-            reader: source.control.reader,
-            writer: source.control.writer,
+            stream: source.link.stream,
+            reader: source.link.reader,
+            writer: source.link.writer,
             id,
             background_links,
         }))),
@@ -140,7 +140,7 @@ pub(crate) fn receive_offer<'a>(
 
 /// A source that has connected, and that has not been answered yet.
 struct OfferingSource<'a> {
-    control: ControlLink,
+    link: ControlLink,
     /// To be called before the source is refused.
     over: &'a dyn Fn(),
 }
@@ -164,14 +164,14 @@ impl<'a> OfferingSource<'a> {
         writer.set_stop(control.cancel.clone());
         reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
         writer.set_progress_timeout(Some(options.peer_timeout));
-        let control = ControlLink {
+        let link = ControlLink {
             stream,
             reader,
             writer,
             limits,
             stop,
         };
-        Ok(Self { control, over })
+        Ok(Self { link, over })
     }
 
     fn refuse(mut self, reason: String) -> NoGuest {
@@ -180,7 +180,7 @@ impl<'a> OfferingSource<'a> {
         let refusal = ToSource::Refuse {
             reason: reason.clone(),
         };
-        if let Err(error) = self.control.writer.control(&refusal) {
+        if let Err(error) = self.link.writer.control(&refusal) {
             tracing::debug!(error = %Report::new(&error), "the source does not receive the refusal");
         }
         NoGuest::Refused(reason)
@@ -197,7 +197,7 @@ impl<'a> OfferingSource<'a> {
             writer,
             stop,
             ..
-        } = &mut self.control;
+        } = &mut self.link;
         for what in warnings {
             control.observer.notice(what);
             let what = what.clone();
@@ -215,7 +215,7 @@ impl<'a> OfferingSource<'a> {
             mut reader,
             mut writer,
             ..
-        } = self.control;
+        } = self.link;
         let count = found.obstacles.len();
         let obstacles = found.obstacles.into_iter();
         let obstacles = obstacles.map(|obstacle| ToSource::Obstacle {
