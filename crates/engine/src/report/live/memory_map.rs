@@ -144,6 +144,11 @@ impl MemoryMap {
         }
     }
 
+    /// Pages that are missing in all cells, in post-copy.
+    pub(crate) fn missing(&self) -> u64 {
+        (0..self.cells()).map(|cell| self.cell(cell).missing).sum()
+    }
+
     /// Counts `pages`.
     pub(crate) fn add(&self, what: Cell, pages: PageRange) {
         self.each(pages, |counts, pages| {
@@ -162,7 +167,8 @@ impl MemoryMap {
         });
     }
 
-    /// Exactly these pages are missing now. A page that arrives meanwhile may be counted wrongly.
+    /// Exactly these pages are missing now. A page that arrives meanwhile may be counted wrongly: at
+    /// the destination as missing although it has arrived.
     pub(crate) fn set_missing(&self, missing: &dyn MissingRanges) {
         for counts in &self.cells {
             counts.owed.store(counts.arrived(), Relaxed);

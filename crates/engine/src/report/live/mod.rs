@@ -274,6 +274,11 @@ impl Live {
             (Some(Some(present)), _) => {
                 let missing = present.missing_pages();
                 self.last_missing.store(missing, Relaxed);
+                // A page is counted before it leaves the set. So with the right numbers the map
+                // has never more; it has if a page was in between when they were taken.
+                if self.map.missing() > missing {
+                    self.map.set_missing(&**present);
+                }
                 Some(missing)
             }
             // It has ended.
@@ -361,8 +366,7 @@ fn guest_at(stage: Stage, was_paused: bool, is_paused: bool) -> GuestAt {
 mod tests {
     use super::*;
     use hikkoshi_handover::{History, Journal, SourceRecord, Unrecorded};
-    use hikkoshi_pages::PageRange;
-    use hikkoshi_pages::{PAGE_BYTES, RamBlock};
+    use hikkoshi_pages::{PAGE_BYTES, PageBitmap, PageRange, RamBlock};
     use std::thread;
 
     fn live() -> Live {
@@ -461,6 +465,48 @@ mod tests {
         live.map
             .add(Cell::Urgent, PageRange::from_len(Page::new(0), 3));
         assert_eq!(live.map().cell(0).urgent, 3);
+    }
+
+    #[derive(Debug)]
+    struct Missing(PageBitmap);
+
+    impl MissingRanges for Missing {
+        fn each_missing(&self, each: &mut dyn FnMut(PageRange)) {
+            self.0.runs(self.0.all()).for_each(each);
+        }
+    }
+
+    impl MissingAndRequested for Missing {
+        fn missing_pages(&self) -> u64 {
+            self.0.count()
+        }
+
+        fn each_waiting(&self, _: &mut dyn FnMut(Page)) {}
+    }
+
+    #[test]
+    fn the_map_recovers_from_pages_that_arrive_while_it_is_made() {
+        let live = live();
+        let range = |from, pages| PageRange::from_len(Page::new(from), pages);
+        let missing = Arc::new(Missing(PageBitmap::empty(4096)));
+        missing.0.set_range(range(500, 100));
+        live.set_missing(Arc::<Missing>::downgrade(&missing));
+        live.note_missing(Arc::<Missing>::downgrade(&missing));
+        let snapshot = |expected| {
+            assert_eq!(live.snapshot().state.missing_pages, Some(expected));
+            live.map().missing()
+        };
+        // These are counted, and not installed yet.
+        live.map.add(Cell::Background, range(500, 64));
+        assert_eq!(snapshot(100), 100);
+        missing.0.clear_range(range(500, 64));
+        assert_eq!(snapshot(36), 36);
+        assert_eq!([0, 1].map(|cell| live.map().cell(cell).missing), [0, 36]);
+        // With the right numbers the map is ahead of the set.
+        live.map.add(Cell::Urgent, range(564, 1));
+        assert_eq!(snapshot(36), 35);
+        missing.0.clear_range(range(564, 1));
+        assert_eq!(snapshot(35), 35);
     }
 
     #[test]
