@@ -155,7 +155,13 @@ fn counted(tls: bool) -> (usize, u64) {
             let mut control = ends(first, limits);
             read_until(&mut control, "Offer");
             let host_pages = vec![SMALL];
-            control.1.control(&ToSource::Accept { host_pages }).unwrap();
+            control
+                .1
+                .control(&ToSource::Accept {
+                    host_pages,
+                    marks_holes: false,
+                })
+                .unwrap();
             // Each link has a thread for its handshake: they arrive in any order.
             let mut others = [incoming.recv().unwrap(), incoming.recv().unwrap()];
             others.sort_by_key(|link| link.role == Role::Urgent);

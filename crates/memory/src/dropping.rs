@@ -112,9 +112,10 @@ impl RamWriter {
         self.drop_stale(&[self.ram().layout().all()])
     }
 
-    /// Makes all memory read as zeros, for a migration without post-copy, which needs no absent
-    /// pages. Files that have all of their pages keep them. Everything else is dropped, and zeros
-    /// are written where a privately mapped file would be read instead.
+    /// Prepares the memory for a migration without post-copy, which needs no absent pages. Files
+    /// that have all of their pages keep them, and what they hold until it is written or cleared
+    /// ([`keeps_any`](Self::keeps_any)). Everything else is dropped, and zeros are written where a
+    /// privately mapped file would be read instead.
     ///
     /// # Errors
     /// [`MemoryError::Drop`] and [`MemoryError::Write`].

@@ -2,16 +2,17 @@
 //! `prealloc=on`.
 //!
 //! A migration without post-copy keeps these pages: to drop them would give up memory that was set
-//! aside for the guest. They are written through a mapping that has all of them, so that nothing
-//! faults, no lock is shared with the thread of another link, and pages are received where they
-//! belong (docs/decisions/0037-keep-populated-memory.md).
+//! aside for the guest. What they hold is cleared when the source marks them as zeros, which it
+//! does in the first round for its holes as well. They are written through a mapping that has all
+//! of them, so that nothing faults, no lock is shared with the thread of another link, and pages
+//! are received where they belong (docs/decisions/0037-keep-populated-memory.md).
 
 use std::io;
 use std::sync::Arc;
 
-use hikkoshi_pages::{PAGE_SIZE, PageRange, RamBlock, is_zero};
+use hikkoshi_pages::{PageRange, RamBlock};
 use rustix::mm::{MapFlags, ProtFlags};
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{FileOffset, MmapRegion};
 
 use crate::backing::Backing;
 use crate::error::MemoryError;
@@ -19,8 +20,8 @@ use crate::ram_file::RamFile;
 use crate::writer::RamWriter;
 
 impl RamWriter {
-    /// Keeps the pages of files that have all of theirs, and fills them with zeros where they hold
-    /// something else. Returns the blocks of which nothing is kept.
+    /// Keeps the pages of files that have all of theirs. Returns the blocks of which nothing is
+    /// kept.
     pub(crate) fn keep_populated(&mut self) -> Result<Vec<PageRange>, MemoryError> {
         let ram = Arc::clone(&self.ram);
         let mut others = Vec::new();
@@ -35,13 +36,30 @@ impl RamWriter {
                 others.push(range);
                 continue;
             }
-            let region = match mapped {
-                Some(region) => region,
-                None => mapped.insert(map_populated(block, file).map_err(fail)?),
-            };
-            fill_with_zeros(&region.as_volatile_slice()).map_err(fail)?;
+            if mapped.is_none() {
+                *mapped = Some(map_populated(block, file).map_err(fail)?);
+            }
+            // They may hold something, such as firmware.
+            self.written.set_range(range);
+            self.kept.set_range(range);
         }
         Ok(others)
+    }
+
+    /// Whether there are pages that were kept, and neither written nor cleared since: they may hold
+    /// something that is not the guest's.
+    pub fn keeps_any(&self) -> bool {
+        self.kept.runs(self.ram.layout().all()).next().is_some()
+    }
+
+    /// Clears pages that were kept, and neither written nor cleared since. After the last page was
+    /// received: the source has left out those that hold zeros.
+    ///
+    /// # Errors
+    /// [`MemoryError::Write`].
+    pub fn clear_kept(&self) -> Result<(), MemoryError> {
+        let kept: Vec<_> = self.kept.runs(self.ram.layout().all()).collect();
+        kept.into_iter().try_for_each(|run| self.write_zeros(run))
     }
 }
 
@@ -56,20 +74,6 @@ fn map_populated(block: &RamBlock, file: &RamFile) -> io::Result<MmapRegion> {
     MmapRegion::build(Some(offset), bytes, protection, flags).map_err(io::Error::other)
 }
 
-/// Writes to pages only that hold something other than zeros: most hold zeros, and reading takes
-/// less time.
-fn fill_with_zeros(memory: &VolatileSlice<'_>) -> io::Result<()> {
-    let mut page = [0; PAGE_SIZE];
-    for at in (0..memory.len()).step_by(PAGE_SIZE) {
-        memory.read_slice(&mut page, at).map_err(io::Error::other)?;
-        if !is_zero(&page) {
-            let zeros = [0; PAGE_SIZE];
-            memory.write_slice(&zeros, at).map_err(io::Error::other)?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -77,7 +81,8 @@ mod tests {
 
     use super::*;
     use crate::guest_ram::GuestRam;
-    use hikkoshi_pages::{PAGE_BYTES, Page, RamLayout};
+    use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, RamLayout, is_zero};
+    use vm_memory::Bytes;
 
     const PAGES: u64 = 16;
 
@@ -124,7 +129,11 @@ mod tests {
     #[test]
     fn a_populated_file_keeps_its_pages_and_loses_their_content() {
         let (mut memory, [full, partial]) = memory();
+        assert!(!memory.keeps_any(), "not prepared");
         memory.clear_all().unwrap();
+        assert!(memory.keeps_any());
+        memory.clear_kept().unwrap();
+        assert!(!memory.keeps_any());
         assert_eq!(held_pages(&full), PAGES);
         assert_eq!(
             held_pages(&partial),
@@ -144,7 +153,13 @@ mod tests {
             content(&memory, range(13, 19)) == written,
             "over the edge of a block"
         );
+        memory.zero(range(0, 10)).unwrap();
+        assert!(
+            is_zero(&content(&memory, range(0, 10))),
+            "marked by the source"
+        );
         memory.zero(range(12, 15)).unwrap();
+        memory.clear_kept().unwrap();
         assert!(is_zero(&content(&memory, range(0, 15))));
         assert!(content(&memory, range(15, 19)) == written[2 * PAGE_SIZE..]);
         assert_eq!(
@@ -159,7 +174,9 @@ mod tests {
         let (mut memory, _files) = memory();
         assert!(memory.mapped(range(0, 1)).is_none(), "not prepared");
         memory.clear_all().unwrap();
+        memory.zero(range(0, 14)).unwrap();
         let place = memory.mapped(range(14, 16)).unwrap();
+        assert!(!memory.keeps_any());
         assert_eq!(place.len(), 2 * PAGE_SIZE);
         place.write_slice(&[7; PAGE_SIZE], PAGE_SIZE).unwrap();
         assert!(content(&memory, range(15, 16)) == [7; PAGE_SIZE]);

@@ -34,11 +34,13 @@ pub struct RamWriter {
     pub(crate) mapped: Vec<Option<MmapRegion>>,
     /// Pages that may hold something other than zeros. In blocks that are not mapped: the pages
     /// that take memory, if no other program has touched any.
-    written: PageBitmap,
+    pub(crate) written: PageBitmap,
     /// What installs absent pages.
     installer: Option<PageInstaller>,
     /// Whether no page will be missing while the guest runs.
     pub(crate) without_postcopy: bool,
+    /// Pages that were kept (`populated.rs`) and neither written nor cleared since.
+    pub(crate) kept: PageBitmap,
 }
 
 impl RamWriter {
@@ -64,12 +66,14 @@ impl RamWriter {
             })
             .collect::<Result<_, _>>()?;
         let written = PageBitmap::empty(ram.layout().pages());
+        let kept = PageBitmap::empty(ram.layout().pages());
         Ok(Self {
             ram,
             mapped,
             written,
             installer: None,
             without_postcopy: false,
+            kept,
         })
     }
 
@@ -176,14 +180,14 @@ impl RamWriter {
         if extents.next().is_some() {
             return None;
         }
-        self.written.set_range(range);
+        self.set_written(range);
         Some(place)
     }
 
     fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {
         let (backing, region) = self.place(extent);
         if let Some(region) = region {
-            self.written.set_range(extent.pages);
+            self.set_written(extent.pages);
             let at = usize::try_from(extent.offset).map_err(io::Error::other)?;
             return region
                 .as_volatile_slice()
@@ -257,6 +261,12 @@ impl RamWriter {
             }
         }
         Ok(())
+    }
+
+    /// Pages of a block that is mapped here are written.
+    fn set_written(&self, range: PageRange) {
+        self.written.set_range(range);
+        self.kept.clear_range(range);
     }
 
     pub(crate) fn write_zeros(&self, range: PageRange) -> Result<(), MemoryError> {

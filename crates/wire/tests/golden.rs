@@ -272,6 +272,7 @@ fn to_source() -> Vec<ToSource> {
     vec![
         ToSource::Accept {
             host_pages: vec![4096, 2 << 20],
+            marks_holes: true,
         },
         ToSource::Refuse { reason: reason() },
         ToSource::Discarded,

@@ -282,6 +282,7 @@ fn device_state_chunks_are_bounded() {
 fn host_page_lists_are_bounded() {
     let with = |len: usize| ToSource::Accept {
         host_pages: vec![4096; len],
+        marks_holes: true,
     };
     assert!(encode_control(&with(1024)).is_ok());
     let error = encode_control(&with(1025)).unwrap_err();

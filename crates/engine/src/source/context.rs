@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::UrgentActivity;
@@ -58,6 +59,8 @@ pub(crate) struct MigrationContext {
     pub(crate) options: SourceOptions,
     /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,
+    /// Whether the first round of pre-copy marks holes, as the destination asks.
+    pub(crate) marks_holes: Arc<AtomicBool>,
 }
 
 /// Guest memory that is private to the guest's process at the source, where post-copy may need it.

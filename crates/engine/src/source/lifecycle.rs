@@ -74,6 +74,7 @@ pub(crate) fn with_context(
         cancel: cancel.clone(),
         control: source_control.clone(),
         options: options.clone(),
+        marks_holes: Arc::default(),
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();

@@ -205,6 +205,9 @@ pub enum ToSource {
         /// The destination's host page size of each RAM block, in bytes.
         #[serde(with = "List::<MAX_BLOCKS>")]
         host_pages: Vec<u64>,
+        /// Whether the destination's memory may hold something where the source's has holes: the
+        /// first round of pre-copy marks them as pages of zeros.
+        marks_holes: bool,
     },
     /// The guest is not compatible, or the destination does not take it.
     Refuse {

@@ -462,8 +462,12 @@ fn destination_stage() -> impl Strategy<Value = DestinationStage> {
 
 pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
     prop_oneof![
-        prop::collection::vec(any::<u64>(), 0..1024)
-            .prop_map(|host_pages| ToSource::Accept { host_pages }),
+        (prop::collection::vec(any::<u64>(), 0..1024), any::<bool>()).prop_map(
+            |(host_pages, marks_holes)| ToSource::Accept {
+                host_pages,
+                marks_holes,
+            }
+        ),
         text().prop_map(|reason| ToSource::Refuse { reason }),
         Just(ToSource::Discarded),
         Just(ToSource::Ready),

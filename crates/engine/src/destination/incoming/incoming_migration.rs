@@ -122,6 +122,14 @@ impl<'a> IncomingMigration<'a> {
         })
     }
 
+    /// Every pre-copied page is here: all others are zeros.
+    pub(crate) fn clear_what_was_not_sent(&self) -> Result<(), DestinationFailure> {
+        match &self.context.memory {
+            Some(memory) => Ok(memory.clear_kept()?),
+            None => Ok(()),
+        }
+    }
+
     /// Every pre-copied page is here.
     pub(crate) fn end_installing(&self) {
         if let Some(memory) = &self.context.memory {

@@ -100,7 +100,11 @@ pub(crate) fn receive_offer<'a>(
                 Ok(ready) => ready,
                 Err(reason) => return Err(source.refuse(give_back(vm, reason))),
             };
-            if let Err(error) = source.accept(&warnings, host_pages(vm), control) {
+            let accept = ToSource::Accept {
+                host_pages: host_pages(vm),
+                marks_holes: memory.keeps_any(),
+            };
+            if let Err(error) = source.accept(&warnings, &accept, control) {
                 return Err(give_back(vm, text(&error)).into());
             }
             let offer = AcceptedOffer {
@@ -189,7 +193,7 @@ impl<'a> OfferingSource<'a> {
     fn accept(
         &mut self,
         warnings: &[String],
-        host_pages: Vec<u64>,
+        accept: &ToSource,
         control: &ReceiveControl,
     ) -> Result<(), LinkError> {
         let ControlLink {
@@ -203,7 +207,7 @@ impl<'a> OfferingSource<'a> {
             let what = what.clone();
             writer.control(&ToSource::Warning { what })?;
         }
-        writer.control(&ToSource::Accept { host_pages })?;
+        writer.control(accept)?;
         reader.set_stop(stop.clone());
         reader.set_deadline(None);
         Ok(())
@@ -270,8 +274,9 @@ fn make_ready(
         None
     };
     let mut memory = RamWriter::open(vm.ram()).map_err(text)?;
-    // The first pre-copy round sends no holes, and pages not owed in post-copy hold zeros: the
-    // memory must be empty. A VM that has started holds firmware, for instance.
+    // The first pre-copy round sends no holes unless it is asked to mark them, and pages not owed
+    // in post-copy hold zeros: the memory must be empty. A VM that has started holds firmware, for
+    // instance.
     if may_postcopy {
         memory.drop_all().map_err(text)?;
     } else {

@@ -28,6 +28,7 @@ impl IncomingMigration<'_> {
         if switch.postcopy {
             self.begin_postcopy()?;
         } else {
+            self.clear_what_was_not_sent()?;
             self.end_installing();
         }
         self.context.steps.done("faults are answered");

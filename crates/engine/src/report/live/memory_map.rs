@@ -167,8 +167,8 @@ impl MemoryMap {
         });
     }
 
-    /// Exactly these pages are missing now. A page that arrives meanwhile may be counted wrongly: at
-    /// the destination as missing although it has arrived.
+    /// Exactly these pages are missing now. A page that arrives meanwhile may be counted wrongly:
+    /// at the destination as missing although it has arrived.
     pub(crate) fn set_missing(&self, missing: &dyn MissingRanges) {
         for counts in &self.cells {
             counts.owed.store(counts.arrived(), Relaxed);

@@ -1,6 +1,7 @@
 //! Determines which pages of a range pre-copy sends.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hikkoshi_pages::PageRange;
 
@@ -37,8 +38,8 @@ impl Collector {
     }
 
     /// Takes the log of the range with this number and appends the pages to send to `runs`: the
-    /// dirty pages, or in the first round all pages that the RAM files hold data for. Returns
-    /// whether there is such a range.
+    /// dirty pages, or in the first round all pages that the RAM files hold data for, and all
+    /// others if the destination asks for marks. Returns whether there is such a range.
     pub(crate) fn collect(
         &mut self,
         log: &RangeLog,
@@ -65,7 +66,11 @@ impl Collector {
         }
         if first {
             let before = runs.len();
-            self.find_data(range, runs)?;
+            if self.shared.marks_holes.load(Ordering::Relaxed) {
+                runs.push(range);
+            } else {
+                self.find_data(range, runs)?;
+            }
             let data: u64 = runs.iter().skip(before).map(|run| run.len()).sum();
             Counters::add(&self.shared.counters.zero, range.len() - data);
             self.count_holes(range, runs.get(before..).unwrap_or_default());

@@ -1,5 +1,6 @@
 //! Offers the guest to a destination that does not know it yet.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use hikkoshi_wire::{MAX_WARNINGS, OfferedGuest, ToDestination, ToSource};
@@ -39,7 +40,13 @@ pub(crate) fn offer(
                 warnings += 1;
                 shared.observer.notice(&what);
             }
-            ToSource::Accept { host_pages } => break host_pages,
+            ToSource::Accept {
+                host_pages,
+                marks_holes,
+            } => {
+                shared.marks_holes.store(marks_holes, Ordering::Relaxed);
+                break host_pages;
+            }
             ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
             other => return Err(SourceFailure::unexpected(doing, &other)),
         }

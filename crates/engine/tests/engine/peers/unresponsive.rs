@@ -75,7 +75,13 @@ fn check_runs_at_source((result, machine, calls): Migrated, error: &str, paused:
 fn accept_precopy(destination: &mut Destination<'_>) -> (Ends, Ends) {
     let mut control = destination.control();
     let host_pages = vec![SMALL, SMALL];
-    control.1.control(&ToSource::Accept { host_pages }).unwrap();
+    control
+        .1
+        .control(&ToSource::Accept {
+            host_pages,
+            marks_holes: false,
+        })
+        .unwrap();
     (control, destination.background())
 }
 

@@ -23,7 +23,13 @@ fn answers_out_of_order() {
     for host_pages in [vec![], vec![SMALL], vec![SMALL, 5000], vec![SMALL, 1 << 30]] {
         rejected(Mode::Hybrid, "unexpected message [", move |destination| {
             let mut control = destination.control();
-            control.1.control(&ToSource::Accept { host_pages }).unwrap();
+            control
+                .1
+                .control(&ToSource::Accept {
+                    host_pages,
+                    marks_holes: false,
+                })
+                .unwrap();
         });
     }
     let early = "waiting for the destination to drop stale pages: the peer broke the protocol: \
@@ -55,7 +61,13 @@ fn acknowledgements_of_unsent_bytes() {
     rejected(Mode::Precopy, expected, |destination| {
         let mut control = destination.control();
         let host_pages = vec![SMALL, SMALL];
-        control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        control
+            .1
+            .control(&ToSource::Accept {
+                host_pages,
+                marks_holes: false,
+            })
+            .unwrap();
         let mut background = destination.background();
         let bytes = 1 << 40;
         background.1.frame(Frame::Ack { bytes }).unwrap();
@@ -104,7 +116,13 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     let (result, machine, calls) = migrated(Mode::Precopy, &cancel, move |destination| {
         let mut control = destination.control();
         let host_pages = vec![SMALL, SMALL];
-        control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        control
+            .1
+            .control(&ToSource::Accept {
+                host_pages,
+                marks_holes: false,
+            })
+            .unwrap();
         let _background = destination.background();
         thread::sleep(TIME_TO_BLOCK);
         asked.cancel();

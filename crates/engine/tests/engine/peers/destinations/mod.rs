@@ -103,7 +103,13 @@ impl Destination<'_> {
     pub(super) fn accept(&mut self) -> (Ends, Ends, Ends) {
         let mut control = self.control();
         let host_pages = vec![SMALL, SMALL];
-        control.1.control(&ToSource::Accept { host_pages }).unwrap();
+        control
+            .1
+            .control(&ToSource::Accept {
+                host_pages,
+                marks_holes: false,
+            })
+            .unwrap();
         let background = self.background();
         let urgent = self.link(Role::Urgent);
         (control, background, urgent)
