@@ -49,7 +49,7 @@ impl RamWriter {
     /// Whether there are pages that were kept, and neither written nor cleared since: they may hold
     /// something that is not the guest's.
     pub fn keeps_any(&self) -> bool {
-        self.kept.runs(self.ram.layout().all()).next().is_some()
+        self.kept_runs().next().is_some()
     }
 
     /// Clears pages that were kept, and neither written nor cleared since. After the last page was
@@ -58,8 +58,14 @@ impl RamWriter {
     /// # Errors
     /// [`MemoryError::Write`].
     pub fn clear_kept(&self) -> Result<(), MemoryError> {
-        let kept: Vec<_> = self.kept.runs(self.ram.layout().all()).collect();
-        kept.into_iter().try_for_each(|run| self.write_zeros(run))
+        self.kept_runs().try_for_each(|run| self.write_zeros(run))
+    }
+
+    /// Searches only blocks that are mapped here: this is done while the guest is paused.
+    fn kept_runs(&self) -> impl Iterator<Item = PageRange> {
+        let blocks = self.ram.layout().blocks().zip(&self.mapped);
+        let mapped = blocks.filter(|(_, mapped)| mapped.is_some());
+        mapped.flat_map(|((_, range), _)| self.kept.runs(range))
     }
 }
 

@@ -109,7 +109,7 @@ pub enum NotEnoughMemory {
 }
 
 impl NotEnoughMemory {
-    /// Whether [`Overcommit::Allow`] allows it: memory may become free.
+    /// Whether [`Overcommit::Allow`](crate::Overcommit::Allow) allows it: memory may become free.
     pub(crate) fn is_overcommit(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::MemoryLimit { .. })
     }
