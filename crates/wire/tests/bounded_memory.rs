@@ -229,7 +229,7 @@ fn the_messages_with_the_largest_overhead_keep_the_bound() {
         );
         check_memory::<ToDestination>(&payload).unwrap();
     }
-    let payload = forge(0, vec![1u64; 513]);
+    let payload = forge(0, (vec![1u64; 513], false));
     assert!(decode_control::<ToSource>(&payload).is_ok());
     check_memory::<ToSource>(&payload).unwrap();
 }

@@ -288,7 +288,7 @@ fn host_page_lists_are_bounded() {
     let error = encode_control(&with(1025)).unwrap_err();
     let subject = Subject::Other;
     assert_eq!(error, EncodeError::OutOfBounds { subject });
-    let error = decode_control::<ToSource>(&forge(0, vec![4096u64; 1025])).unwrap_err();
+    let error = decode_control::<ToSource>(&forge(0, (vec![4096u64; 1025], false))).unwrap_err();
     assert_eq!(error, ControlError::Malformed { number: 0 });
 }
 
