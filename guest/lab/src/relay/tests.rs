@@ -18,10 +18,15 @@ impl Relayed {
         Self { relay, destination }
     }
 
-    /// Both ends of a new connection.
+    /// Both ends of a new connection, which a cut closes from now on.
     fn connect(&self) -> (TcpStream, TcpStream) {
+        let before = self.relay.shared.lock().accepted;
         let near = TcpStream::connect(self.relay.address()).unwrap();
-        (near, self.destination.accept().unwrap().0)
+        let far = self.destination.accept().unwrap().0;
+        while self.relay.shared.lock().accepted == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (near, far)
     }
 }
 
