@@ -14,8 +14,8 @@ pub(super) fn all() -> Vec<Case> {
         QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt, VirshPostcopy, VirshPrecopy,
     };
     use Variant::{
-        Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority, NoReadAhead, Plain,
-        Poll, ReadAhead8, Tls,
+        CompressAuto, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority,
+        NoReadAhead, Plain, Poll, ReadAhead8, Tls,
     };
     const UNSHAPED: NetworkKind = NetworkKind::Loopback;
     const TEN: NetworkKind = NetworkKind::Gbit(10);
@@ -105,6 +105,10 @@ pub(super) fn all() -> Vec<Case> {
     add(TEN, Workload::Busy, 3, &encrypted);
     add(UNSHAPED, Workload::Busy, 3, &encrypted);
     add(TEN, Workload::Fill, 3, &encrypted[1..]);
+    // Whether a page request waits for the compressor.
+    let compressed = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, CompressAuto));
+    add(ONE, Workload::Busy, 5, &compressed);
+    add(TEN, Workload::Busy, 5, &compressed);
     let hotspot = [Plain, NoHotFirst, NoNearbyFirst, NoReadAhead];
     add(
         TEN,
@@ -157,6 +161,19 @@ pub(super) fn all() -> Vec<Case> {
         Workload::Debian,
         5,
         &both.map(|system| (system, Plain)),
+    );
+    let hikkoshi = [HikkoshiPrecopy, HikkoshiHybrid];
+    add(
+        ONE,
+        Workload::Debian,
+        5,
+        &hikkoshi.map(|system| (system, Plain)),
+    );
+    add(
+        ONE,
+        Workload::Debian,
+        5,
+        &hikkoshi.map(|system| (system, CompressAuto)),
     );
     let domains = [
         VirshPrecopy,

@@ -1,5 +1,6 @@
 //! What was sent: pages, bytes, pages that were sent more than once, and disks.
 
+use hikkoshi_wire::CompressionMethod;
 use serde::{Deserialize, Serialize};
 
 /// Pages by the way they were sent or, at the destination, have arrived.
@@ -76,7 +77,10 @@ pub struct Compressed {
 impl Compression {
     /// The methods that were used, by name.
     pub fn by_method(&self) -> impl Iterator<Item = (&'static str, Compressed)> {
-        let each = [("lz4", self.lz4), ("zstd", self.zstd)];
+        let each = CompressionMethod::ALL.map(|method| match method {
+            CompressionMethod::Lz4 => (method.name(), self.lz4),
+            CompressionMethod::Zstd => (method.name(), self.zstd),
+        });
         each.into_iter()
             .filter_map(|(name, compressed)| Some((name, compressed?)))
     }

@@ -24,6 +24,15 @@ use hikkoshi_linux::{Priority, PriorityClass};
 /// bytes keeps the link busy.
 pub(crate) const ACK_EVERY: u64 = 32 << 10;
 
+/// In post-copy, over TCP: the source knows from its kernel what has arrived, and needs an
+/// acknowledgement only of what has been installed. So it receives one for this many bytes, or when
+/// nothing has arrived for [`IDLE_IN_POSTCOPY`]. It is more than a piece, and each one costs both
+/// sides as much as a small piece.
+const ACK_EVERY_IN_POSTCOPY: u64 = 512 << 10;
+
+/// See [`ACK_EVERY_IN_POSTCOPY`]. Longer than the interval of two pieces on a slow line.
+const IDLE_IN_POSTCOPY: Duration = Duration::from_millis(2);
+
 /// The largest frame's content. A small constant: no truncation.
 #[allow(clippy::cast_possible_truncation)]
 const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
@@ -109,6 +118,8 @@ struct PageReceiver {
     reader: LinkReader,
     acks: Option<LinkWriter>,
     acked: u64,
+    /// The source's kernel tells it what has arrived.
+    has_tcp_info: bool,
     buffer: Vec<u8>,
     /// On background links: for pages that are compressed.
     compressed: Vec<u8>,
@@ -127,6 +138,7 @@ impl PageReceiver {
         Self {
             kind,
             context,
+            has_tcp_info: reader.has_tcp_info(),
             reader,
             acks,
             acked: 0,
@@ -261,17 +273,21 @@ impl PageReceiver {
     }
 
     /// Acknowledges applied bytes: every [`ACK_EVERY`] bytes, and when there is nothing more to
-    /// read.
+    /// read; less often in post-copy.
     fn acknowledge(&mut self) -> Result<(), DestinationFailure> {
         let Some(acks) = &mut self.acks else {
             return Ok(());
         };
         let bytes = self.reader.received();
         let doing = "acknowledging background pages";
-        let due = bytes - self.acked >= ACK_EVERY
+        let (every, idle) = match self.context.installer.get() {
+            Some(_) if self.has_tcp_info => (ACK_EVERY_IN_POSTCOPY, IDLE_IN_POSTCOPY),
+            _ => (ACK_EVERY, Duration::ZERO),
+        };
+        let due = bytes - self.acked >= every
             || !self
                 .reader
-                .is_ready(Duration::ZERO)
+                .is_ready(idle)
                 .map_err(DestinationFailure::link(doing))?;
         if due {
             match acks.frame(Frame::Ack { bytes }) {

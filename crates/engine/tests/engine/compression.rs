@@ -149,6 +149,20 @@ fn nothing_is_compressed_when_it_is_off() {
     assert_eq!((frames.compressed(), source.compression), ((0, 0), None));
 }
 
+/// 32 MiB over 10 MB/s: the first pages show that the line limits, the others are compressed.
+#[test]
+fn a_slow_line_begins_to_compress() {
+    let memory = layout(&[(32 << 20, SMALL)]);
+    let mut setup = Setup::with(Mode::Precopy, &memory, &memory, false);
+    setup.options.compression = Compression::Auto;
+    setup.options.bandwidth = Some(10_000_000);
+    let (source, destination) = setup.run().moved(true);
+    let compressed = source.compression.unwrap().all();
+    assert!(compressed.content_bytes > 8 << 20, "{compressed:?}");
+    assert!(compressed.saved_bytes() > compressed.content_bytes / 3);
+    assert_eq!(source.compression, destination.compression);
+}
+
 /// It may compress or not: the guest is the same.
 #[test]
 fn left_to_the_link() {

@@ -7,9 +7,13 @@ use hikkoshi_wire::CompressionMethod;
 const VALUES: [(&str, Compression); 4] = [
     ("auto", Compression::Auto),
     ("off", Compression::Off),
-    ("lz4", Compression::Always(CompressionMethod::Lz4)),
-    ("zstd", Compression::Always(CompressionMethod::Zstd)),
+    always(CompressionMethod::Lz4),
+    always(CompressionMethod::Zstd),
 ];
+
+const fn always(method: CompressionMethod) -> (&'static str, Compression) {
+    (method.name(), Compression::Always(method))
+}
 
 /// What [`parse`] reads.
 pub(super) fn text(compression: Compression) -> &'static str {

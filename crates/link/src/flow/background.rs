@@ -30,6 +30,10 @@ const BATCH: usize = 256 << 10;
 /// The interval between two reads of the kernel's TCP_INFO.
 const SAMPLE_INTERVAL: Duration = Duration::from_micros(50);
 
+/// In post-copy: the interval between two reads of the peer's acknowledgements, while nothing waits
+/// for them.
+const ACKS_INTERVAL: Duration = Duration::from_millis(5);
+
 /// The longest sleep between two reads.
 const MAX_SLEEP: Duration = Duration::from_millis(1);
 
@@ -49,6 +53,8 @@ pub struct BackgroundSender {
     /// In pre-copy: how long the peer may acknowledge nothing, and the time of the last progress.
     progress_timeout: Option<Duration>,
     last_progress: Instant,
+    /// When acknowledgements were last read.
+    last_acks: Instant,
     /// When TCP_INFO was read last, and the pace that was set in the kernel.
     last_sample: Instant,
     kernel_pace: Option<f64>,
@@ -73,6 +79,7 @@ impl BackgroundSender {
             urgent_activity: None,
             progress_timeout: None,
             last_progress: now,
+            last_acks: now,
             last_sample: now,
             kernel_pace: None,
             batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
@@ -308,17 +315,18 @@ impl BackgroundSender {
 
     fn await_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
         check(stop)?;
-        self.read_acks(Duration::ZERO)?;
+        // In post-copy TCP_INFO says what has arrived; acknowledgements are read when the window
+        // is full without them, and in between to know what the peer has applied.
+        if self.urgent_activity.is_none() || self.last_acks.elapsed() > ACKS_INTERVAL {
+            self.read_acks(Duration::ZERO)?;
+        }
         self.wait_for_rate_limit(stop)?;
         loop {
             self.sample_tcp_info();
             match self.window.wait(bytes) {
                 Wait::None => return Ok(()),
                 Wait::Acknowledgement => self.read_acks(TICK)?,
-                Wait::For(time) => {
-                    thread::sleep(time.min(MAX_SLEEP));
-                    self.read_acks(Duration::ZERO)?;
-                }
+                Wait::For(time) => thread::sleep(time.min(MAX_SLEEP)),
             }
             check(stop)?;
         }
@@ -357,6 +365,7 @@ impl BackgroundSender {
         // A partial acknowledgement does not count.
         let deadline = self.progress_timeout.map(|most| self.last_progress + most);
         self.reader.set_deadline(deadline);
+        self.last_acks = Instant::now();
         let mut wait = wait;
         while self.reader.is_ready(wait)? {
             wait = Duration::ZERO;

@@ -337,6 +337,16 @@ impl AsFd for Stream {
     }
 }
 
+impl Stream {
+    /// Reads until `buffer` is full, the stream ends or the socket's timeout has passed, in one
+    /// system call (`MSG_WAITALL`, recv(2)).
+    pub(crate) fn read_all(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let flags = rustix::net::RecvFlags::WAITALL;
+        let (read, _) = rustix::net::recv(self.as_fd(), buffer, flags)?;
+        Ok(read)
+    }
+}
+
 impl Read for &Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {

@@ -46,6 +46,8 @@ impl Stoppable {
     fn read_raw(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         until_stopped(self.deadline, &self.stop, || match &mut self.spin {
             Some(spin) => spin.read(&self.stream, buffer, &self.stop),
+            // Only `payload` reads more at once: it needs all of it.
+            None if buffer.len() > READ_BUFFER => self.stream.read_all(buffer),
             None => (&*self.stream).read(buffer),
         })
     }
@@ -147,6 +149,12 @@ impl LinkReader {
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(error) => Err(io::Error::from(error).into()),
         }
+    }
+
+    /// Whether the peer's kernel tells the peer what has arrived here (`TCP_INFO`). A unix socket's
+    /// does not.
+    pub fn has_tcp_info(&self) -> bool {
+        self.input.get_ref().stream.tcp_info().is_some()
     }
 
     /// Reads the next frame's header. If it has a payload, read that next.

@@ -59,6 +59,14 @@ pub enum CompressionMethod {
 impl CompressionMethod {
     /// All methods.
     pub const ALL: [Self; 2] = [Self::Lz4, Self::Zstd];
+
+    /// The name that options and reports use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
 }
 
 /// A frame, without its payload.

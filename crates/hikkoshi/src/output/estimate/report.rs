@@ -3,7 +3,6 @@
 use hikkoshi_account::{Mode, Predicted};
 use hikkoshi_estimate::{Converges, Span};
 use hikkoshi_pages::PAGE_BYTES;
-use hikkoshi_wire::CompressionMethod;
 use serde::Serialize;
 
 use super::estimated::Estimated;
@@ -135,10 +134,7 @@ impl<'a> EstimateReport<'a> {
                 allocated_bytes: estimated.content.allocated * PAGE_BYTES,
                 content_bytes: predicted(guest.data_pages, page),
                 compression: guest.compression.map(|it| CompressionReport {
-                    method: match it.method {
-                        CompressionMethod::Lz4 => "lz4",
-                        CompressionMethod::Zstd => "zstd",
-                    },
+                    method: it.method.name(),
                     page_bytes: it.page_bytes,
                 }),
                 measured_seconds: measurement.elapsed.as_secs_f64(),
