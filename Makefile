@@ -94,6 +94,8 @@ PREFIX ?= /usr/local
 PROGRAM ?= target/release/hikkoshi
 INSTALL_ROOT = $(DESTDIR)$(PREFIX)
 UNIT_DIR ?= $(PREFIX)/lib/systemd/system
+# Where Pacemaker looks for resource agents, whatever the prefix is.
+OCF_DIR ?= /usr/lib/ocf/resource.d
 SYSTEMD_UNITS = $(notdir $(wildcard packaging/systemd/*))
 GENERATED := $(BUILD)/generated
 
@@ -113,6 +115,9 @@ install: ## install the program, manual pages, completions and units below DESTD
 	install -D -m 644 packaging/tmpfiles.d/hikkoshi.conf $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
 	install -d $(INSTALL_ROOT)/libexec/hikkoshi
 	install -m 755 packaging/libexec/* $(INSTALL_ROOT)/libexec/hikkoshi
+	install -d $(DESTDIR)$(OCF_DIR)/hikkoshi
+	sed 's#/usr/bin/hikkoshi#$(PREFIX)/bin/hikkoshi#' packaging/ocf/guest >$(DESTDIR)$(OCF_DIR)/hikkoshi/guest
+	chmod 755 $(DESTDIR)$(OCF_DIR)/hikkoshi/guest
 	for unit in $(SYSTEMD_UNITS); do \
 	    sed -E 's#/usr/(bin|libexec|share/doc)/hikkoshi#$(PREFIX)/\1/hikkoshi#g' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
 	    chmod 644 "$(DESTDIR)$(UNIT_DIR)/$$unit"; \
@@ -135,6 +140,7 @@ uninstall: ## remove what `make install` has installed, unless a migration needs
 	rm -f $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
 	rm -f $(addprefix $(DESTDIR)$(UNIT_DIR)/,$(SYSTEMD_UNITS))
 	rm -rf $(INSTALL_ROOT)/share/doc/hikkoshi $(INSTALL_ROOT)/libexec/hikkoshi
+	rm -f $(DESTDIR)$(OCF_DIR)/hikkoshi/guest
 	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || \
 	    echo "now stop the units of hikkoshi that run, and run: systemctl daemon-reload"
 
@@ -313,6 +319,12 @@ test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in pos
 test-daemon: guest-images ## `hikkoshi daemon` for several guests: by invitations and certificates, QEMU and libvirt
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- daemon:: --include-ignored
+
+# The life of a guest is part of test-guests.
+.PHONY: test-cluster
+test-cluster: guest ## guests of a Pacemaker cluster: the resource agent in each stage of a move
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- agent:: --include-ignored
 
 # A move in each mode, and what is refused, are part of test-guests.
 .PHONY: test-disks

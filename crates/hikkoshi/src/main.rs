@@ -7,8 +7,8 @@
 //! `report` makes a page of those that have ended. Their output is for people; `--json` and
 //! `--progress json` are for programs.
 //!
-//! Commands that other commands start are hidden: `guard` (by `migrate`), `receiver` (by `daemon`)
-//! and `ssh-session` (by `migrate --ssh`, at the destination).
+//! Commands that other programs start are hidden: `guard` (by `migrate`), `receiver` (by `daemon`),
+//! `ssh-session` (by `migrate --ssh`, at the destination) and `ocf-agent` (by Pacemaker).
 //!
 //! # Modules
 //!
@@ -58,7 +58,7 @@ use args::requested_output::RequestedOutput;
 use commands::resume_command::before_search;
 use commands::{
     check, control, daemon, dashboard, dirty_rate, estimate, generate, guard, invite, migrate,
-    receive, receiver, report as report_command, ssh_session, status as status_command,
+    ocf_agent, receive, receiver, report as report_command, ssh_session, status as status_command,
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
@@ -97,6 +97,7 @@ fn main() -> std::process::ExitCode {
         Command::SshSession(args) => ssh_session::run(args),
         Command::Guard(args) => guard::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::OcfAgent(args) => Ok(ocf_agent::run(args)),
     });
     match ended {
         Ok(status) => {

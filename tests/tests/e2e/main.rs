@@ -2,6 +2,7 @@
 //!
 //! All of these tests are one program: beside a long one, others run until none is left.
 
+mod agent;
 mod clocks;
 mod commands;
 mod connections;

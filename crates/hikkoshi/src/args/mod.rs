@@ -39,6 +39,7 @@ mod migrate;
 mod mistakes;
 mod mode;
 mod named_guest;
+mod ocf_agent;
 mod output_options;
 mod read_ahead;
 mod receive;
@@ -79,6 +80,7 @@ pub(crate) use migrate::Migrate;
 pub(crate) use mistakes::parse;
 pub(crate) use mode::RequestedMode;
 pub(crate) use named_guest::NamedGuest;
+pub(crate) use ocf_agent::OcfAgent;
 pub(crate) use output_options::{OutputOptions, ProgressFormat};
 pub(crate) use receive::{Receive, StartedBy};
 pub(crate) use receiver::Receiver;
@@ -191,6 +193,9 @@ pub(crate) enum Command {
     /// Receive a guest (started by `migrate --ssh` at the destination)
     #[command(hide = true)]
     SshSession(Box<SshSession>),
+    /// Start, stop, monitor or move a guest of a cluster (called by Pacemaker)
+    #[command(hide = true)]
+    OcfAgent(OcfAgent),
     /// Write the manual pages and the completions of shells (for packages)
     #[command(hide = true)]
     Generate(Generate),

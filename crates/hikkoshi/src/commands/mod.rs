@@ -18,6 +18,7 @@ mod kernel_support;
 pub(crate) mod migrate;
 pub(crate) mod monitor;
 mod no_journal;
+pub(crate) mod ocf_agent;
 mod operator_file;
 mod own_executable;
 mod print_result;

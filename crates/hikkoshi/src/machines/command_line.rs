@@ -12,14 +12,19 @@ impl MachineFiles {
     /// # Errors
     /// What is wrong with the template.
     pub(in super::super) fn command_line(&self, template: &str) -> Result<Words, String> {
-        let lines = template
-            .lines()
-            .filter(|line| !line.trim_start().starts_with('#'));
-        let lines: Vec<_> = lines
-            // As in a command that was copied from a shell.
-            .map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line))
-            .collect();
-        let mut words: Words = lines.join("\n").parse()?;
+        let mut words = self.boot_command_line(template)?;
+        words
+            .arguments
+            .extend(["-incoming", "defer"].map(str::to_owned));
+        Ok(words)
+    }
+
+    /// The command line by which the guest boots from its disks.
+    ///
+    /// # Errors
+    /// What is wrong with the template.
+    pub(super) fn boot_command_line(&self, template: &str) -> Result<Words, String> {
+        let mut words = words(template)?;
         // QEMU accepts its options with two dashes as well.
         let has = |option: &str| {
             let mut words = words.arguments.iter();
@@ -42,9 +47,6 @@ impl MachineFiles {
                 .arguments
                 .push("unix:{qmp},server=on,wait=off".to_owned());
         }
-        words
-            .arguments
-            .extend(["-incoming", "defer"].map(str::to_owned));
         let path = |path: &Path| {
             let text = path.to_str().ok_or("the run folder's path is not UTF-8")?;
             // In the value of an option of QEMU.
@@ -59,6 +61,26 @@ impl MachineFiles {
         }
         Ok(words)
     }
+}
+
+/// The program that a template starts.
+///
+/// # Errors
+/// What is wrong with the template.
+pub(crate) fn program_of(template: &str) -> Result<String, String> {
+    words(template).map(|words| words.program)
+}
+
+/// The words of a template.
+fn words(template: &str) -> Result<Words, String> {
+    let lines = template
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    let lines: Vec<_> = lines
+        // As in a command that was copied from a shell.
+        .map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line))
+        .collect();
+    lines.join("\n").parse()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! the run folder: for the machine NAME its QMP socket `NAME.qmp`, its output `NAME.log` and its
 //! mark `NAME.waiting`.
 
+mod booted;
 mod command_line;
 mod listening_process;
 mod logs;
@@ -16,9 +17,11 @@ use hikkoshi_linux::is_served;
 
 use crate::journal::JournalFile;
 
+pub(crate) use booted::BootedMachine;
+pub(crate) use command_line::program_of;
 pub(crate) use listening_process::ListeningProcess;
 pub(crate) use logs::{limit_logs, tail};
-pub(crate) use waiting_mark::{LeftQemu, WaitingMark};
+pub(crate) use waiting_mark::{LeftQemu, WaitingMark, is_marked};
 
 /// The end of the name of a QMP socket.
 const QMP: &str = "qmp";

@@ -212,6 +212,12 @@ impl WaitingMark {
     }
 }
 
+/// Whether the machine with this name was started for a guest that was not handed over to it. If
+/// that is not known, it was.
+pub(crate) fn is_marked(run: &Path, name: &str) -> bool {
+    path(run, name).try_exists().unwrap_or(true)
+}
+
 fn path(run: &Path, name: &str) -> PathBuf {
     super::folder(run).join(format!("{name}.{WAITING}"))
 }

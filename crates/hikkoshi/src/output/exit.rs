@@ -27,6 +27,8 @@ pub(crate) enum ExitStatus {
     Failed,
     /// 2: nothing was tried.
     Usage,
+    /// An action of a resource agent: OCF's exit code.
+    Ocf(u8),
     /// 3: it was handed over, or may have been, and the migration is not finished. The guest is
     /// paused, or runs at the destination with pages missing. No data is lost.
     Unfinished,
@@ -42,6 +44,7 @@ impl ExitStatus {
             Self::Moved | Self::ShutDown | Self::Done => 0,
             Self::AtSource | Self::Failed => 1,
             Self::Usage => 2,
+            Self::Ocf(code) => code,
             Self::Unfinished => 3,
             Self::Lost => 4,
         }
@@ -60,7 +63,7 @@ impl ExitStatus {
         match self {
             Self::Moved => Holder::Destination,
             Self::AtSource => Holder::Source,
-            Self::Usage | Self::Done | Self::Failed => Holder::Unknown,
+            Self::Usage | Self::Ocf(_) | Self::Done | Self::Failed => Holder::Unknown,
             Self::Unfinished => Holder::Undecided,
             Self::Lost | Self::ShutDown => Holder::Nobody,
         }

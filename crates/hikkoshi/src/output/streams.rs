@@ -22,6 +22,12 @@ pub(crate) fn notice(text: &str) {
     stderr::line(notice_line(text));
 }
 
+/// Reports why an action of a resource agent has failed, in the form that Pacemaker looks for.
+pub(crate) fn ocf_exit_reason(why: &str) {
+    let why = text::one_line(why);
+    stderr::important_line(format!("ocf-exit-reason:{why}"));
+}
+
 /// Reports how the run ended, as JSON. Nothing is written after it.
 pub(crate) fn end(end: &End<'_>) {
     stderr::important_line(object_line("end", end));

@@ -155,6 +155,7 @@ impl TemplateQemu {
             // It has the guest, or an operator decides.
             ExitStatus::Moved
             | ExitStatus::Done
+            | ExitStatus::Ocf(_)
             | ExitStatus::ShutDown
             | ExitStatus::Unfinished
             | ExitStatus::Lost => {}

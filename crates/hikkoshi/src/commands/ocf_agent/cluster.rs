@@ -1,0 +1,145 @@
+//! What Pacemaker knows of the nodes, and what an agent notes there for the agent of another node.
+//!
+//! While a guest moves, two transient attributes name the other side: that of the source on the
+//! destination's node, and that of the destination on the source's. Pacemaker removes a node's when
+//! the node leaves the cluster. So each side finds out, even after that, who the other one was, and
+//! whether it has been there all the time: one that is back after its fencing has nothing of the
+//! guest.
+//!
+//! Without a cluster, or if it does not answer, a node is never taken for gone.
+
+use std::process::{Command, Stdio};
+
+/// The cluster, as this node sees it.
+#[derive(Debug, Clone)]
+pub(super) struct Cluster {
+    /// This node's name, if Pacemaker has called the agent.
+    node: Option<String>,
+}
+
+/// A side of a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Source,
+    Destination,
+}
+
+impl Side {
+    fn other(self) -> Self {
+        match self {
+            Self::Source => Self::Destination,
+            Self::Destination => Self::Source,
+        }
+    }
+
+    /// The attribute of the node on this side of the guest's move. Its value is the other node.
+    fn attribute(self, guest: &str) -> String {
+        match self {
+            Self::Source => format!("hikkoshi-to-{guest}"),
+            Self::Destination => format!("hikkoshi-from-{guest}"),
+        }
+    }
+}
+
+impl Cluster {
+    /// The node's name as Pacemaker gives it to an action (`OCF_RESKEY_CRM_meta_on_node`).
+    pub(super) fn new(node: Option<String>) -> Self {
+        let node = node.filter(|node| !node.is_empty());
+        Self { node }
+    }
+
+    /// Notes a move of `guest` from this node to another one.
+    pub(super) fn note_move(&self, guest: &str, to: &str) {
+        let Some(node) = &self.node else {
+            return;
+        };
+        for (side, on, value) in [
+            (Side::Destination, to, node.as_str()),
+            (Side::Source, node, to),
+        ] {
+            let name = side.attribute(guest);
+            let _ = output("attrd_updater", &["-n", &name, "-N", on, "-U", value]);
+        }
+    }
+
+    /// Removes this node's part of such a note.
+    pub(super) fn forget_move(&self, guest: &str, side: Side) {
+        if let Some(node) = &self.node {
+            let name = side.attribute(guest);
+            let _ = output("attrd_updater", &["-n", &name, "-N", node, "-D"]);
+        }
+    }
+
+    /// The other node of the move of which this node is `side`, if it is noted.
+    pub(super) fn peer(&self, guest: &str, side: Side) -> Option<String> {
+        attribute(&side.attribute(guest), self.node.as_ref()?)
+    }
+
+    /// Whether the other node has left the cluster since the move began, which this node knows for
+    /// certain: this node is in the part of the cluster that decides.
+    pub(super) fn peer_is_gone(&self, guest: &str, side: Side) -> bool {
+        let Some(node) = &self.node else {
+            return false;
+        };
+        let Some(peer) = self.peer(guest, side) else {
+            return false;
+        };
+        if output("crm_node", &["-q"]).is_none_or(|quorum| quorum.trim() != "1") {
+            return false;
+        }
+        let Some(members) = output("crm_node", &["-p"]) else {
+            return false;
+        };
+        if members.split_whitespace().all(|member| member != peer) {
+            return true;
+        }
+        // It is there, perhaps again.
+        let noted = attribute(&side.other().attribute(guest), &peer);
+        noted.as_deref() != Some(node)
+    }
+}
+
+/// The value of a node's attribute.
+fn attribute(name: &str, node: &str) -> Option<String> {
+    let text = output("attrd_updater", &["-Q", "-n", name, "-N", node])?;
+    value(&text)
+}
+
+/// The value in a line such as `name="x" host="n1" value="n2"`.
+fn value(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("value=\"")?;
+    let (value, _) = rest.split_once('"')?;
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// What a program of Pacemaker writes, if it succeeds.
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command.stdin(Stdio::null()).stderr(Stdio::null());
+    let output = command.output().ok()?;
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_attributes_are_read() {
+        let text = "name=\"hikkoshi-to-web\" host=\"n1\" value=\"n2\"\n";
+        assert_eq!(value(text).as_deref(), Some("n2"));
+        assert_eq!(value("name=\"x\" host=\"n1\" value=\"\""), None);
+        assert_eq!(value(""), None);
+    }
+
+    #[test]
+    fn without_a_cluster_nobody_is_gone() {
+        let cluster = Cluster::new(None);
+        assert!(!cluster.peer_is_gone("web", Side::Source));
+        assert!(!Cluster::new(Some(String::new())).peer_is_gone("web", Side::Destination));
+    }
+}

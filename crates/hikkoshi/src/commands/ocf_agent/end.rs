@@ -1,0 +1,130 @@
+//! Ends a QEMU in which the guest does not run, or whose guest is lost, and what is left of it.
+
+use std::time::Duration;
+
+use error_reporter::Report;
+use hikkoshi_account::Side;
+use hikkoshi_linux::Process;
+
+use super::deadline::Deadline;
+use super::guest::{Found, Guest, Journal};
+use super::state::State;
+use crate::journal::JournalFile;
+use crate::machines::WaitingMark;
+use crate::output::streams;
+
+/// How long an engine may take to notice that its QEMU has ended.
+const NOTICE: Duration = Duration::from_secs(3);
+
+/// Ends its QEMU, as part of `found`. Repeated until nothing is left.
+pub(super) fn end_qemu(guest: &Guest, found: &Found) -> Result<(), String> {
+    match found.state {
+        State::Moved => {
+            kill(guest, found.source.as_ref())?;
+            // Its engine may be ending it, too.
+            if let Some(journal) = found.source.as_ref().filter(|journal| !journal.held) {
+                guest.restore(journal).map_err(text)?;
+            }
+        }
+        State::Ready => {
+            kill(guest, found.destination.as_ref())?;
+            // Its engine notes that the guest never ran, for the source.
+            if let Some(journal) = found.destination.as_ref().filter(|journal| !journal.held) {
+                guest.give_up_received(journal, false).map_err(text)?;
+            }
+        }
+        _ => {
+            kill(guest, found.destination.as_ref())?;
+            end_marked(guest);
+        }
+    }
+    Ok(())
+}
+
+/// Ends what is left of a guest that was lost, or that a node has handed over, or would have, which
+/// is gone.
+pub(super) fn give_up(guest: &Guest, found: &Found, deadline: Deadline) -> Result<(), String> {
+    if let Some(journal) = &found.source {
+        return give_up_source(guest, journal);
+    }
+    kill(guest, found.destination.as_ref())?;
+    let Some(journal) = &found.destination else {
+        end_marked(guest);
+        return Ok(());
+    };
+    let limit = deadline.within(NOTICE);
+    limit.wait(|| !journal.path.exists() || !is_held(journal));
+    if is_held(journal) {
+        // It still tries to reach the source.
+        kill_engines(guest, Side::Destination);
+    }
+    guest.give_up_received(journal, true).map_err(text)
+}
+
+/// The guest was handed over to a node that is gone. What is here is a moment of the past, and is
+/// never run.
+fn give_up_source(guest: &Guest, journal: &Journal) -> Result<(), String> {
+    kill(guest, Some(journal))?;
+    kill_engines(guest, Side::Source);
+    match JournalFile::try_lock(&journal.path).map_err(text)? {
+        Some(file) => {
+            streams::notice(
+                "the move is given up: the guest was handed over to a node that has left the \
+                 cluster",
+            );
+            file.remove();
+            Ok(())
+        }
+        None => Err("an engine still works on the move that is given up".to_owned()),
+    }
+}
+
+fn is_held(journal: &Journal) -> bool {
+    crate::journal::is_held(&journal.path).unwrap_or(true)
+}
+
+/// Kills the QEMU of a journal, or without a journal the guest's. It must write nothing to the
+/// guest's disks, so it is not asked to end.
+fn kill(guest: &Guest, journal: Option<&Journal>) -> Result<(), String> {
+    let killed = |process: &Process| {
+        process
+            .kill()
+            .map_err(|error| format!("killing QEMU: {}", Report::new(&error)))
+    };
+    match journal {
+        Some(journal) => journal.process.as_deref().map_or(Ok(()), killed),
+        None => match guest.process()? {
+            Some(process) => killed(&process),
+            None => Ok(()),
+        },
+    }
+}
+
+/// Removes the mark of a machine whose receiver has ended, with its QEMU.
+fn end_marked(guest: &Guest) {
+    // A receiver that lives holds it, and ends the machine itself.
+    if let Ok(mark) = WaitingMark::lock(guest.run(), &guest.parameters.name) {
+        mark.end_or_log();
+    }
+}
+
+/// Kills the engines of the guest on one side.
+fn kill_engines(guest: &Guest, side: Side) {
+    let engines = guest.migrations();
+    let engines = engines.iter().filter(|seen| seen.is_running());
+    for engine in engines.filter(|seen| seen.migration.side == side) {
+        if let Ok(process) = Process::open(engine.migration.pid)
+            && let Err(error) = process.kill()
+        {
+            streams::notice(&format!(
+                "killing the engine (process {}): {}",
+                engine.migration.pid,
+                Report::new(&error)
+            ));
+        }
+    }
+}
+
+fn text(error: std::io::Error) -> String {
+    Report::new(&error).to_string()
+}

@@ -1,0 +1,121 @@
+//! `hikkoshi ocf-agent`: the resource agent `ocf:hikkoshi:guest`, which Pacemaker calls.
+//!
+//! Pacemaker decides where a guest runs, and an agent on each node starts, stops and moves it. What
+//! an agent may do and answer depends on the handover of the guest's move: a guest that was handed
+//! over is not active at its source, and one whose memory is arriving must not be started from its
+//! disk. So an action looks at the guest's *state* on this node ([`state`]), by its QEMU and by
+//! the journals of its moves. One table ([`table`]) says what each action does in each state. An
+//! action repeats both until the table has an answer, or its time is over ([`drive`]).
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `drive` | looks, does what the table says, and looks again |
+//! | `table` | states and actions: what is done and answered |
+//! | `state`, `guest` | the states; what is found of a guest |
+//! | `start`, `stop`, `end`, `migrate_to`, `monitor`, `validate` | what the actions do |
+//! | `engines` | processes of this program that move the guest |
+//! | `cluster` | what Pacemaker knows of the other node |
+//! | `parameters`, `metadata`, `answer`, `deadline` | OCF |
+//!
+//! Nothing here is the child of a move: an agent that Pacemaker kills leaves the engines alone.
+
+mod answer;
+mod cluster;
+mod deadline;
+mod drive;
+mod end;
+mod engines;
+mod guest;
+mod metadata;
+mod migrate_to;
+mod monitor;
+mod parameters;
+mod start;
+mod state;
+mod stop;
+mod table;
+mod validate;
+
+use crate::args::OcfAgent;
+use crate::output::exit::ExitStatus;
+use crate::output::streams;
+use answer::Answer;
+use cluster::{Cluster, Side};
+use deadline::Deadline;
+use guest::Guest;
+use parameters::{Invalid, Parameters};
+use table::Action;
+
+/// What is said about the actions, if one that does not exist is asked for.
+const USAGE: &str = "an action of OCF: start, stop, monitor, migrate_to, migrate_from, \
+                     validate-all or meta-data. Pacemaker calls this with the parameters in the \
+                     environment (OCF_RESKEY_…)";
+
+/// Does what is asked for. Returns OCF's exit code.
+pub(crate) fn run(args: &OcfAgent) -> ExitStatus {
+    ExitStatus::Ocf(act(&args.action).code())
+}
+
+fn act(action: &str) -> Answer {
+    if action == "meta-data" {
+        streams::to_stdout(&metadata::document());
+        return Answer::Success;
+    }
+    let variable = |name: &str| std::env::var(name).ok();
+    let meta = |name: &str| variable(&format!("OCF_RESKEY_CRM_meta_{name}"));
+    let parameters = match Parameters::read(variable) {
+        Ok(parameters) => parameters,
+        Err(invalid) => return refuse(invalid),
+    };
+    let is_probe = meta("interval").is_none_or(|interval| interval.trim() == "0");
+    if action == "validate-all" {
+        return match validate::check(&parameters) {
+            Ok(()) => Answer::Success,
+            Err(invalid) => refuse(invalid),
+        };
+    }
+    let deadline = Deadline::new(meta("timeout").as_deref());
+    let guest = Guest::new(parameters, Cluster::new(meta("on_node")));
+    match action {
+        "start" => match validate::check(&guest.parameters) {
+            Ok(()) => drive::drive(&guest, Action::Start, deadline),
+            Err(invalid) => refuse(invalid),
+        },
+        "stop" => {
+            let answer = drive::drive(&guest, Action::Stop, deadline);
+            // The engine of a move that is not finished may still send pages.
+            if answer == Answer::Success && guest.handover().is_none() {
+                guest
+                    .cluster
+                    .forget_move(&guest.parameters.name, Side::Source);
+            }
+            answer
+        }
+        "monitor" | "status" if is_probe => drive::drive(&guest, Action::Probe, deadline),
+        "monitor" | "status" => {
+            let answer = drive::drive(&guest, Action::Monitor, deadline);
+            let deep = variable("OCF_CHECK_LEVEL").and_then(|level| level.parse::<u32>().ok());
+            match deep.is_some_and(|level| level >= 10) && answer == Answer::Success {
+                true => monitor::deep(&guest),
+                false => answer,
+            }
+        }
+        "migrate_to" => match meta("migrate_target") {
+            Some(node) => migrate_to::migrate_to(&guest, &node, deadline),
+            None => refuse(Invalid::new(
+                Answer::Arguments,
+                "OCF_RESKEY_CRM_meta_migrate_target is missing: which node the guest moves to",
+            )),
+        },
+        "migrate_from" => drive::drive(&guest, Action::MigrateFrom, deadline),
+        other => refuse(Invalid::new(
+            Answer::Unimplemented,
+            format!("'{other}' is not {USAGE}"),
+        )),
+    }
+}
+
+fn refuse(invalid: Invalid) -> Answer {
+    streams::ocf_exit_reason(&invalid.why);
+    invalid.answer
+}

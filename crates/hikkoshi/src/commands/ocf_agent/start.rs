@@ -1,0 +1,55 @@
+//! `start`: the guest boots from its disks.
+
+use std::process::Command;
+
+use error_reporter::Report;
+use hikkoshi_qemu::GuestState;
+
+use super::deadline::Deadline;
+use super::engines::output;
+use super::guest::Guest;
+use super::parameters::Machine;
+use crate::commands::operator_file;
+use crate::machines::{self, BootedMachine, WaitingMark};
+
+/// Boots it, and waits until its QEMU answers.
+pub(super) fn boot(guest: &Guest, deadline: Deadline) -> Result<(), String> {
+    match &guest.parameters.machine {
+        Machine::Template(template) => {
+            let text = operator_file::read(template)
+                .map_err(|why| format!("the template {}: {why}", template.display()))?;
+            let name = &guest.parameters.name;
+            machines::make_folder(guest.run()).map_err(|error| Report::new(&error).to_string())?;
+            // A receiver whose machine has ended may still be ending.
+            deadline.wait(|| WaitingMark::lock(guest.run(), name).is_ok());
+            let mut machine = BootedMachine::start(guest.run(), name, &text)?;
+            let answers = deadline.wait(|| machine.has_ended() || machine.is_served());
+            if machine.has_ended() || !answers {
+                let why = machine.why_not();
+                machine.end();
+                return Err(format!("starting the guest: {why}"));
+            }
+            Ok(())
+        }
+        Machine::Domain { file, uri } => {
+            let mut virsh = Command::new("virsh");
+            virsh
+                .args(["--quiet", "--connect", uri, "create"])
+                .arg(file);
+            let output =
+                output(virsh).map_err(|error| format!("virsh: {}", Report::new(&error)))?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("starting the guest: {}", said.trim()));
+            }
+            let answers = || {
+                let monitor = guest.monitor();
+                matches!(monitor, Ok(Some(monitor)) if GuestState::query(&*monitor).is_ok())
+            };
+            match deadline.wait(answers) {
+                true => Ok(()),
+                false => Err("the domain was created and does not answer".to_owned()),
+            }
+        }
+    }
+}
