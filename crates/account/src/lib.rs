@@ -23,7 +23,7 @@
 //! | `switchover.rs` | the steps of the switchover |
 //! | `map.rs` | what has happened to the guest's memory |
 //! | `names.rs` | the names of values, for labels and tables |
-//! | `rate_text.rs` | a rate as text, for all who show one |
+//! | `rate_text.rs`, `date_text.rs` | a rate and a time as text, for all who show one |
 //!
 //! # What is missing
 //!
@@ -31,6 +31,7 @@
 //!   bounded.
 
 mod account;
+mod date_text;
 mod map;
 mod names;
 mod rate_text;
@@ -47,6 +48,7 @@ pub use account::{
     Account, AsynchronousFaults, CollapseAccount, CollapseFailures, Drains, FramesAccount,
     GuestState,
 };
+pub use date_text::date_text;
 pub use map::Map;
 pub use rate_text::rate_text;
 pub use requests::{Bucket, FaultKind, LatencySummary, RequestStatistics, Stages, ThreadFaults};

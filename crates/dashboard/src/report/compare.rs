@@ -1,11 +1,11 @@
 //! The summary: a table with one column for each migration, and bars that compare several.
 
-use hikkoshi_account::{LatencySummary, Pages, Repeated, Repeats, Side, State};
+use hikkoshi_account::{LatencySummary, Pages, Repeated, Repeats, Side, State, date_text};
 use hikkoshi_status::Unknown;
 
 use super::bars;
 use super::both_sides::{BothSides, Downtime, DowntimeBound, outcome};
-use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
+use super::format::{NONE, bytes, count, duration, duration_of, micros};
 use super::markup::{Column, Table, escape, panel, text};
 
 /// The summary of all migrations: for one, tables beside each other; for several one with a column
@@ -104,7 +104,7 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     let mut rows = Rows::of_migrations(migrations);
     rows.add("Began", |m| {
         let began = m.migration()?.started_unix_ms;
-        m.knows(Unknown::Began).then(|| clock(began))
+        m.knows(Unknown::Began).then(|| date_text(began))
     });
     rows.add("Total time", |m| Some(duration_of(m.total_ms()?)));
     rows.add("Guest paused for", |m| Some(m.downtime()?.text()));

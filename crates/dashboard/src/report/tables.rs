@@ -1,14 +1,11 @@
 //! The tables of one migration, for a browser without scripts. With scripts the views show the same
 //! and more (`web/js/views/`).
 
-use hikkoshi_account::rate_text;
-use hikkoshi_account::{Repeats, Side};
+use hikkoshi_account::{Repeats, Side, date_text, rate_text};
 use hikkoshi_status::{Recording, Unknown};
 
 use super::both_sides::{BothSides, outcome};
-use super::format::{
-    NONE, bytes, clock, count, duration, duration_of, elapsed, exact_bytes, micros,
-};
+use super::format::{NONE, bytes, count, duration, duration_of, elapsed, exact_bytes, micros};
 use super::hot_ranges::hot_ranges;
 use super::markup::{Table, number, panel, text};
 
@@ -60,7 +57,7 @@ fn engines(migration: &BothSides<'_>) -> Option<String> {
                 side_of(recording),
                 &known(Unknown::Engine, engine.host.clone()),
                 &known(Unknown::Engine, engine.pid.to_string()),
-                &known(Unknown::Began, clock(engine.started_unix_ms)),
+                &known(Unknown::Began, date_text(engine.started_unix_ms)),
                 &known(Unknown::Duration, duration_of(took)),
                 outcome(engine.end.as_ref()),
             ]);
