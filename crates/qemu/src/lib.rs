@@ -166,6 +166,7 @@ pub use network::overview::CardPart;
 pub use process::ProcessError;
 pub use process::exclusive_access::ExclusiveAccessError;
 pub use process::namespaces::{FindProcessError, NamespaceIdentity};
+pub use process::running::{RunningQemu, running_qemus};
 pub use qmp::pause_mark::MOVED_STATE;
 pub use qmp::{QmpListener, ResumeError};
 pub use ram::RamError;

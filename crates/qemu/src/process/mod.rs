@@ -7,6 +7,7 @@ pub(crate) mod oom_kills;
 pub(crate) mod options;
 pub(crate) mod privileges;
 pub(crate) mod reopen;
+pub(crate) mod running;
 
 use std::fs::File;
 use std::io;
