@@ -24,6 +24,8 @@
 //! | `server.rs` | serves the recording of this process |
 //! | `client.rs` | follows a migration of another process |
 //! | `join/` | one recording of several engines of a side, one after another |
+//! | `history.rs` | what was moved, one entry for each migration |
+//! | `host/` | a host: what it has, and its guests |
 //!
 //! # The map
 //!
@@ -40,6 +42,8 @@
 
 mod client;
 mod folder;
+mod history;
+mod host;
 mod join;
 mod rates_by_cell;
 mod record;
@@ -48,6 +52,11 @@ mod server;
 
 pub use client::{Follow, FollowError};
 pub use folder::{FolderError, StatusEntry, StatusEntryKind, StatusFolder};
+pub use history::{HISTORY_VERSION, History, PastMigration, SkipReason, SkippedFile};
+pub use host::{
+    GuestLimits, HOST_VERSION, HostFacts, HostGuest, HostGuestState, HostMemory, HostProcessors,
+    HostStatus, HostStatusError, HugePages, MAX_HOST_ENTRIES,
+};
 pub use join::{Continued, join_all};
 pub use record::{
     Block, DirtyRates, End, Engine, Frame, GuestRange, Memory, Migration, Notice, Recording,
