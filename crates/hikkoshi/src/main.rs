@@ -3,12 +3,13 @@
 //! `receive` waits at the destination, and `migrate` moves a guest to it; `daemon` is a destination
 //! for many guests, each by an invitation (`invite`) or a certificate. `check`, `dirty-rate` and
 //! `estimate` examine a guest that stays where it is. `status` shows the migrations of this host,
-//! and `set`, `switch` and `cancel` control those that run. `dashboard` shows them on a page, and
-//! `report` makes a page of those that have ended. Their output is for people; `--json` and
-//! `--progress json` are for programs.
+//! and `set`, `switch` and `cancel` control those that run. `dashboard` shows them on a page,
+//! `report` makes a page of those that have ended, and `history` lists these. Their output is for
+//! people; `--json` and `--progress json` are for programs.
 //!
 //! Commands that other programs start are hidden: `guard` (by `migrate`), `receiver` (by `daemon`),
-//! `ssh-session` (by `migrate --ssh`, at the destination) and `ocf-agent` (by Pacemaker).
+//! `host-status` (by `daemon`, and by `status --host` on another host), `ssh-session` (by
+//! `migrate --ssh`, at the destination) and `ocf-agent` (by Pacemaker).
 //!
 //! # Modules
 //!
@@ -57,8 +58,9 @@ use args::Command;
 use args::requested_output::RequestedOutput;
 use commands::resume_command::before_search;
 use commands::{
-    check, control, daemon, dashboard, dirty_rate, estimate, generate, guard, invite, migrate,
-    ocf_agent, receive, receiver, report as report_command, ssh_session, status as status_command,
+    check, control, daemon, dashboard, dirty_rate, estimate, generate, guard, history, host_status,
+    invite, migrate, ocf_agent, receive, receiver, report as report_command, ssh_session,
+    status as status_command,
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
@@ -90,12 +92,14 @@ fn main() -> std::process::ExitCode {
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
         Command::Report(args) => report_command::run(args),
+        Command::History(args) => history::run(args),
         Command::Dashboard(args) => dashboard::run(args),
         Command::Estimate(args) => estimate::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Receiver(args) => receiver::run(args),
         Command::SshSession(args) => ssh_session::run(args),
         Command::Guard(args) => guard::run(args),
+        Command::HostStatus(args) => host_status::run(args),
         Command::Generate(args) => generate::run(args),
         Command::OcfAgent(args) => Ok(ocf_agent::run(args)),
     });

@@ -17,7 +17,8 @@
 //! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
 //!   and the time to wait for a source; and the front of several destinations on one port;
 //! * `connect/`: a destination to connect to; `link_handshake.rs`: TLS and the hello of both sides;
-//! * `request_invitation/`: a source with a certificate asks a front for an invitation;
+//! * `request_invitation/`: a source with a certificate asks a front for an invitation; `inquiry/`:
+//!   a host asks a front about its host; `certified/`: the connection of both;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;
 //! * `compression/`: compression of background pages, which tunes itself;
@@ -44,9 +45,11 @@
 
 mod accept;
 mod address;
+mod certified;
 mod compression;
 mod connect;
 mod flow;
+mod inquiry;
 mod link_handshake;
 mod request_invitation;
 mod stream;
@@ -57,6 +60,7 @@ pub use accept::{
     Arrival, Front, Listener, RejectionLog, RoutedConnection, WaitEnded, WaitLimit, hand_over,
 };
 pub use address::{Address, AddressError, ResolveError};
+pub use certified::PeerCertificate;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub use compression::fuzzing as compression_fuzzing;
@@ -65,10 +69,9 @@ pub use compression::{
 };
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
+pub use inquiry::{Inquiry, InquiryError, MAX_ANSWER, inquire};
 pub use link_handshake::{Agreed, HandshakeError, hello, open};
-pub use request_invitation::{
-    InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,
-};
+pub use request_invitation::{InvitationRequest, KeptRequest, RequestError, request_invitation};
 pub use stream::{
     AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,
 };

@@ -29,6 +29,19 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         })
 }
 
+/// Parses how long ago something was: as other durations, or a number of days.
+pub(super) fn parse_age(text: &str) -> Result<Duration, String> {
+    let days = text
+        .strip_suffix('d')
+        .and_then(|days| days.parse::<u32>().ok());
+    let time = match days {
+        Some(days) => Some(Duration::from_secs(u64::from(days) * 86_400)),
+        None => parse(text).ok(),
+    };
+    time.filter(|time| *time <= LONGEST)
+        .ok_or_else(|| format!("'{text}' is not a time; write a number with m, h or d, such as 7d"))
+}
+
 /// Parses how long to reconnect, or `none`: without a limit.
 pub(super) fn parse_retry(text: &str) -> Result<Duration, String> {
     match text {
@@ -130,6 +143,11 @@ mod tests {
         }
         for bad in ["", "s", "-1", "1d", "4294967296", "4294967295h"] {
             assert!(parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_age("7d"), Ok(Duration::from_secs(7 * 86_400)));
+        assert_eq!(parse_age("12h"), parse("12h"));
+        for bad in ["d", "-1d", "1.5d", "4294967295d", "week"] {
+            assert!(parse_age(bad).unwrap_err().contains("7d"), "{bad}");
         }
         assert!(parse_stall("0").is_err() && parse_stall("61m").is_err());
         let unlimited = parse_stall("none").unwrap_err();

@@ -91,7 +91,9 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("status"),
         "-: guest --help\n\
-         Connection: --journal\n\
+         Connection: --journal --host\n\
+         By ssh: --rsh --remote-hikkoshi --remote-journal\n\
+         Security: --tls-ca --tls-cert --tls-key\n\
          Output: --all --watch --json\n"
     );
     assert_eq!(
@@ -149,7 +151,13 @@ fn options_stand_under_their_headings() {
          Output: --output\n\
          Recovery: --journal\n"
     );
-    assert_eq!(visible_commands().len(), 13, "one is not in this test");
+    assert_eq!(
+        visible("history"),
+        "Output: --since --guest --json\n\
+         Recovery: --journal\n\
+         -: --help\n"
+    );
+    assert_eq!(visible_commands().len(), 14, "one is not in this test");
 }
 
 #[test]

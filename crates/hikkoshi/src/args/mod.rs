@@ -29,6 +29,9 @@ mod habits;
 mod headings;
 #[cfg(test)]
 mod help_tests;
+mod history;
+mod host_status;
+mod hosts;
 mod incoming_domain;
 mod incoming_guest;
 mod invite;
@@ -72,6 +75,9 @@ pub(crate) use estimate::Estimate;
 pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
 pub(crate) use guest_name::{DEFAULT as DEFAULT_GUEST_NAME, parse as parse_guest_name};
+pub(crate) use history::HistoryArgs;
+pub(crate) use host_status::{HostQuestion, HostStatusArgs};
+pub(crate) use hosts::{HostArgs, daemon_address};
 pub(crate) use invite::{DEFAULT_WAIT, Invite};
 pub(crate) use journal_folder::run_folder;
 #[cfg(test)]
@@ -120,7 +126,7 @@ Exit status of check:
 Exit status of status, set, switch and cancel:
   0  It was shown, or done
   1  The migration refuses to be changed: it has ended, it is too late, or it would have no
-     effect. The message says why
+     effect. The message says why. status --host: a host has not answered; its row says why
   2  The command line or the environment is invalid, or there is no such migration, or
      several
 
@@ -128,6 +134,10 @@ Exit status of dirty-rate:
   0  The guest was measured
   1  It cannot be measured, or not any more
   2  The command line or the environment is invalid, or the file of --json cannot be written
+
+Exit status of history:
+  0  What was recorded was listed
+  2  The command line is invalid, or the status folder cannot be used
 
 Exit status of report:
   0  The page was written
@@ -166,7 +176,7 @@ pub(crate) enum Command {
     Invite(Invite),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
-    /// Show the migrations of this host: how far and how fast they are
+    /// Show the migrations of this host, or of others: how far and how fast they are
     Status(MigrationStatus),
     /// Change the limits of a migration that runs
     Set(SetLimits),
@@ -180,6 +190,8 @@ pub(crate) enum Command {
     DirtyRate(DirtyRate),
     /// Make a page about one migration, or one that compares several
     Report(Report),
+    /// List what was moved: when, from where to where, how long that took, and how it ended
+    History(HistoryArgs),
     /// Show this host's migrations on a web page, and as metrics for Prometheus
     Dashboard(Dashboard),
     /// Predict for each mode what a migration would be like; nothing moves
@@ -196,6 +208,9 @@ pub(crate) enum Command {
     /// Start, stop, monitor or move a guest of a cluster (called by Pacemaker)
     #[command(hide = true)]
     OcfAgent(OcfAgent),
+    /// Print the status of this host as JSON (started by `daemon` and by `status --host`)
+    #[command(hide = true)]
+    HostStatus(HostStatusArgs),
     /// Write the manual pages and the completions of shells (for packages)
     #[command(hide = true)]
     Generate(Generate),

@@ -109,7 +109,7 @@ pub(crate) struct SshArgs {
 }
 
 /// A host that ssh does not take for an option.
-fn parse_host(text: &str) -> Result<String, String> {
+pub(super) fn parse_host(text: &str) -> Result<String, String> {
     match text {
         "" => Err("the host is missing".to_owned()),
         _ if text.starts_with('-') => Err("a host does not begin with '-'".to_owned()),

@@ -3,12 +3,16 @@
 use clap::Args;
 
 use super::headings::OUTPUT;
+use super::hosts::HostArgs;
 use super::running::RunningMigration;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MigrationStatus {
     #[command(flatten)]
     pub migration: RunningMigration,
+
+    #[command(flatten)]
+    pub others: HostArgs,
 
     /// Also show the migrations that have ended
     ///
@@ -18,7 +22,7 @@ pub(crate) struct MigrationStatus {
 
     /// Repeat it every second
     ///
-    /// With GUEST, until the migration has ended.
+    /// With GUEST, until the migration has ended. With --host, every five seconds.
     #[arg(verbatim_doc_comment, long, help_heading = OUTPUT)]
     pub watch: bool,
 

@@ -1,6 +1,7 @@
 //! The commands: a file or folder each, and what several of them need.
 
 mod bounded_lines;
+mod bounded_output;
 pub(crate) mod check;
 pub(crate) mod control;
 pub(crate) mod daemon;
@@ -12,6 +13,8 @@ pub(crate) mod generate;
 mod give_up;
 pub(crate) mod guard;
 mod guest_state;
+pub(crate) mod history;
+pub(crate) mod host_status;
 pub(crate) mod invite;
 mod journal_link;
 mod kernel_support;

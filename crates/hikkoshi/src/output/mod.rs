@@ -2,9 +2,11 @@
 
 pub(crate) mod check;
 pub(crate) mod colours;
+pub(crate) mod columns;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
 pub(crate) mod exit;
+pub(crate) mod history;
 pub(crate) mod line_format;
 pub(crate) mod log;
 pub(crate) mod progress;

@@ -3,7 +3,7 @@
 //!
 //! For that the front needs no keys. It reads the first TLS message with `MSG_PEEK`, so that the
 //! receiver reads it again. With a certificate, the front also accepts sources that ask for an
-//! invitation (`request_invitation/`).
+//! invitation (`request_invitation/`), and hosts that ask about this one (`inquiry/`).
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,9 +21,10 @@ use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
 use crate::accept::pending::PendingHandshakes;
+use crate::inquiry::{BadInquiry, accept_inquiry};
 use crate::request_invitation::{BadRequest, accept_request};
 use crate::tls::{Route, TimeLimits, TlsServer, Wanted};
-use crate::{Address, InvitationRequest, Stream, TICK};
+use crate::{Address, Inquiry, InvitationRequest, Stream, TICK};
 
 /// How long the first message may take, and a request with the TLS handshake before it.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,6 +53,8 @@ pub enum Arrival {
     Link(RoutedConnection),
     /// A source asks for an invitation.
     Request(Box<InvitationRequest>),
+    /// A host asks about this one.
+    Inquiry(Box<Inquiry>),
 }
 
 /// The alert `no_application_protocol` (RFC 8446, section 6; RFC 7301, section 3.2), without
@@ -73,12 +76,13 @@ enum NotRouted {
     )]
     NoRoute,
     #[error(
-        "the peer asks for an invitation with a certificate, and this side has none that can be used \
-         (--tls-ca)"
+        "the peer asks {0} with a certificate, and this side has none that can be used (--tls-ca)"
     )]
-    NoCertificate,
+    NoCertificate(&'static str),
     #[error("a source that asks for an invitation")]
     Request(#[from] BadRequest),
+    #[error("a host that asks about this one")]
+    Inquiry(#[from] BadInquiry),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -176,9 +180,9 @@ impl Front {
         })
     }
 
-    /// Accepts also sources that have a certificate, and ask for an invitation. `certificate` reads
-    /// this side's, if it can be used. It is called now, and each second by a thread of its own: no
-    /// connection waits for it.
+    /// Accepts also peers that have a certificate, and ask for an invitation or about this host.
+    /// `certificate` reads this side's, if it can be used. It is called now, and each second by a
+    /// thread of its own: no connection waits for it.
     #[must_use]
     pub fn with_certificate(
         mut self,
@@ -296,11 +300,17 @@ fn arrival(
             let request = accept_request(stream, peer, server, limits)?;
             Ok(Arrival::Request(Box::new(request)))
         }
+        (Some(Wanted::Answer), Some(server)) => {
+            let stream = Stream::tcp(stream)?;
+            let inquiry = accept_inquiry(stream, peer, server, limits)?;
+            Ok(Arrival::Inquiry(Box::new(inquiry)))
+        }
         (wanted, _) => {
             // The source reports a better reason than a connection that was closed.
             refuse(&stream, hello);
             Err(match wanted {
-                Some(_) => NotRouted::NoCertificate,
+                Some(Wanted::Answer) => NotRouted::NoCertificate("about this host"),
+                Some(_) => NotRouted::NoCertificate("for an invitation"),
                 None => NotRouted::NoRoute,
             })
         }

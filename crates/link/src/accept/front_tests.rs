@@ -1,9 +1,11 @@
-//! A front, its receivers' connections, and requests for invitations.
+//! A front, its receivers' connections, requests for invitations and inquiries.
 
 use super::*;
+use crate::certified::{Connection, with_length};
+use crate::inquiry::MAX_QUESTION;
 use crate::tls::test_authority::Authority;
-use crate::tls::{SecureError, TlsClient};
-use crate::{RequestError, request_invitation};
+use crate::tls::{INQUIRY_PROTOCOL, SecureError, TlsClient};
+use crate::{InquiryError, MAX_ANSWER, RequestError, inquire, request_invitation};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -323,7 +325,7 @@ fn a_source_keeps_its_request_open_until_it_gives_up() {
     with_front(change, |front, arrivals| {
         let request = || match arrivals.recv().unwrap() {
             Arrival::Request(request) => *request,
-            Arrival::Link(_) => panic!("not a request"),
+            other => panic!("{other:?}"),
         };
         let client = source(&authority, "src.example");
         thread::scope(|scope| {
@@ -392,4 +394,142 @@ fn a_certificate_that_is_not_accepted_gets_no_answer() {
         assert!(expected, "{error}");
         assert!(arrivals.try_recv().is_err());
     });
+}
+
+/// What was asked at a front, which must be an inquiry.
+fn inquiry(arrivals: &Receiver<Arrival>) -> Box<crate::Inquiry> {
+    match arrivals.recv().unwrap() {
+        Arrival::Inquiry(inquiry) => inquiry,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_host_with_a_certificate_gets_an_answer_of_bounded_length() {
+    let authority = Authority::new();
+    let server = TlsServer::certified(authority.issue("127.0.0.1")).unwrap();
+    let stop = CancelFlag::new();
+    let change = |front: Front| front.with_certificate(move || Some(server.clone()));
+    with_front(change, |front, arrivals| {
+        let client = source(&authority, "ops.example");
+        let read = |text: &str| match text.len() {
+            1 => Err("too short".to_owned()),
+            len => Ok(len),
+        };
+        let ask = |question: &str| inquire(&address_of(front), &client, question, read, &stop);
+        let asked = |answer: Result<&str, &str>| {
+            thread::scope(|scope| {
+                let asking = scope.spawn(|| ask("host"));
+                let inquiry = inquiry(arrivals);
+                let certificate = inquiry.certificate();
+                assert!(certificate.is_for("ops.example") && !certificate.is_for("x.example"));
+                assert_eq!(inquiry.question(), "host");
+                inquiry.answer(answer, &stop).unwrap();
+                asking.join().unwrap()
+            })
+        };
+        // More than a record of TLS, and as much as there may be.
+        for len in [0, 2, 100_000, MAX_ANSWER] {
+            assert_eq!(asked(Ok(&"x".repeat(len))).unwrap(), len);
+        }
+        let refused = asked(Ok(&"x".repeat(MAX_ANSWER + 1))).unwrap_err();
+        assert!(matches!(&refused, InquiryError::Refused(why) if why.contains("longer")));
+        let refused = asked(Err("not you")).unwrap_err();
+        assert!(matches!(&refused, InquiryError::Refused(why) if why == "not you"));
+        let unreadable = asked(Ok("x")).unwrap_err();
+        assert!(matches!(&unreadable, InquiryError::Unreadable(why) if why == "too short"));
+        // The front ends before it has answered.
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| ask("host"));
+            drop(inquiry(arrivals));
+            asking.join().unwrap().unwrap_err();
+        });
+        // Questions that are none.
+        for question in ["a\nb", &"a".repeat(MAX_QUESTION + 1)] {
+            ask(question).unwrap_err();
+        }
+        assert!(arrivals.try_recv().is_err());
+    });
+}
+
+#[test]
+fn an_inquiry_needs_a_certificate_and_a_front_that_has_one() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let server = TlsServer::certified(ours.issue("127.0.0.1")).unwrap();
+    let stop = CancelFlag::new();
+    let ask = |front: SocketAddr, client: &TlsClient| {
+        let read = |text: &str| Ok(text.to_owned());
+        inquire(&address_of(front), client, "host", read, &stop).unwrap_err()
+    };
+    let change = |front: Front| front.with_certificate(move || Some(server.clone()));
+    with_front(change, |front, arrivals| {
+        let mut mixed = theirs.issue("ops.example");
+        mixed.roots = ours.issue("x.example").roots;
+        let untrusted = TlsClient::certified(mixed, "127.0.0.1").unwrap();
+        let error = ask(front, &untrusted);
+        let expected = matches!(error, InquiryError::Secure(SecureError::Refused(_)));
+        assert!(expected, "{error}");
+        let old = ours.issue_until("ops.example", 2001);
+        let error = ask(front, &TlsClient::unchecked(old, "127.0.0.1").unwrap());
+        assert!(error.to_string().contains("CertificateExpired"), "{error}");
+        let error = ask(front, &source(&theirs, "ops.example"));
+        let expected = matches!(error, InquiryError::Secure(SecureError::Certificate(_)));
+        assert!(expected, "{error}");
+        assert!(arrivals.try_recv().is_err());
+    });
+    with_front(std::convert::identity, |front, arrivals| {
+        let error = ask(front, &source(&ours, "ops.example"));
+        assert!(matches!(error, InquiryError::NotAnswered), "{error}");
+        assert!(arrivals.try_recv().is_err());
+    });
+}
+
+/// A front that is taken over, or another program with its certificate.
+#[test]
+fn a_hostile_front_cannot_make_an_asker_read_without_end() {
+    let authority = Authority::new();
+    let server = TlsServer::certified(authority.issue("127.0.0.1")).unwrap();
+    let server = server.for_protocol(INQUIRY_PROTOCOL);
+    let client = source(&authority, "ops.example");
+    let stop = CancelFlag::new();
+    let limits = || TimeLimits {
+        deadline: Instant::now() + Duration::from_secs(60),
+        stop: &stop,
+    };
+    let length = |len: usize| u32::try_from(len).unwrap().to_be_bytes();
+    let not_text = [&[1][..], &length(2), &[0xff, 0xff]].concat();
+    let cut = [&[1][..], &length(100), b"ab"].concat();
+    let long_reason = [&[2][..], &u16::MAX.to_be_bytes()].concat();
+    for sent in [
+        [&[1][..], &length(MAX_ANSWER + 1)].concat(),
+        [&[1][..], &[0xff; 4]].concat(),
+        not_text,
+        cut,
+        long_reason,
+        vec![0],
+        vec![3, 0, 0],
+        vec![1],
+        vec![],
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let stream = Stream::tcp(listener.accept().unwrap().0).unwrap();
+                stream.set_timeout(Some(TICK)).unwrap();
+                let (mut connection, _) = Connection::accept(stream, &server, limits()).unwrap();
+                let question = connection.receive_text(MAX_QUESTION, limits()).unwrap();
+                assert_eq!(question.as_deref(), Some("host"));
+                if !sent.is_empty() {
+                    connection.send(&sent, limits()).unwrap();
+                }
+            });
+            let read = |text: &str| Ok(text.to_owned());
+            let asked = inquire(&address_of(address), &client, "host", read, &stop);
+            let error = asked.unwrap_err();
+            let expected = matches!(error, InquiryError::Malformed | InquiryError::Secure(_));
+            assert!(expected, "{sent:?}: {error}");
+        });
+    }
+    assert_eq!(with_length("host")[..2], [0, 4]);
 }

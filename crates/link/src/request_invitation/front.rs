@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use hikkoshi_linux::CancelFlag;
 use thiserror::Error;
 
-use super::{Connection, INVITED, MAX_NAME, PeerCertificate, REFUSED, with_length};
+use super::{INVITED, MAX_NAME, REFUSED};
+use crate::certified::{Connection, PeerCertificate, with_length};
 use crate::link_handshake::limits;
-use crate::tls::{SecureError, TimeLimits, TlsServer, accept_certified};
+use crate::tls::{REQUEST_PROTOCOL, SecureError, TimeLimits, TlsServer};
 use crate::{Stream, TICK};
 
 /// A source with a certificate asks for an invitation.
@@ -40,19 +41,14 @@ pub(crate) fn accept_request(
     limits: TimeLimits<'_>,
 ) -> Result<InvitationRequest, BadRequest> {
     stream.set_timeout(Some(TICK))?;
-    let server = server.for_requests();
-    let (opener, sealer, certificate) = accept_certified(&server, &mut &stream, limits)?;
-    let mut connection = Connection {
-        stream,
-        opener,
-        sealer,
-    };
+    let server = server.for_protocol(REQUEST_PROTOCOL);
+    let (mut connection, certificate) = Connection::accept(stream, &server, limits)?;
     let name = connection.receive_text(MAX_NAME, limits)?;
     let name = name.filter(|name| !name.contains(char::is_control));
     Ok(InvitationRequest {
         connection,
         peer,
-        certificate: PeerCertificate::new(certificate),
+        certificate,
         name: name.ok_or(BadRequest::Name)?,
     })
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use hikkoshi_linux::{CancelFlag, sandbox_thread};
 use thiserror::Error;
 
-use super::{Connection, INVITED, MAX_TEXT, REFUSED, with_length};
+use super::{INVITED, REFUSED};
+use crate::certified::{Connection, MAX_TEXT, with_length};
 use crate::connect::connect_hints;
 use crate::link_handshake::limits;
-use crate::tls::{Invitation, SecureError, TimeLimits, TlsClient, connect};
+use crate::tls::{Invitation, REQUEST_PROTOCOL, SecureError, TimeLimits, TlsClient};
 use crate::{Address, Stream, TICK};
 
 /// How long the answer may take: the destination's QEMU is started before.
@@ -77,12 +78,8 @@ fn exchange(
 ) -> Result<(Invitation, KeptRequest), RequestError> {
     stream.set_timeout(Some(TICK))?;
     let first = limits(stop);
-    let (opener, sealer) = connect(&client.for_requests(), &mut &stream, first)?;
-    let mut connection = Connection {
-        stream,
-        opener,
-        sealer,
-    };
+    let mut connection =
+        Connection::connect(stream, &client.for_protocol(REQUEST_PROTOCOL), first)?;
     connection.send(&with_length(name), first)?;
     let answer = TimeLimits {
         deadline: Instant::now() + ANSWER_TIMEOUT,

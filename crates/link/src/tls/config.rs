@@ -23,7 +23,7 @@ use crate::tls::invitation::{Invitation, Proof, Secret};
 use crate::tls::own_certificate;
 use crate::tls::own_certificate::CertificateSide;
 use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
-use crate::tls::route::{REQUEST_PROTOCOL, Route};
+use crate::tls::route::Route;
 use crate::tls::source_authorization::{Authorization, ProofResult};
 
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
@@ -170,10 +170,10 @@ impl TlsServer {
         })
     }
 
-    /// This server for sources that ask for an invitation (`request_invitation/`).
-    pub(crate) fn for_requests(&self) -> Self {
+    /// This server for connections that are no links (`request_invitation/`, `inquiry/`).
+    pub(crate) fn for_protocol(&self, protocol: &[u8]) -> Self {
         let mut config = ServerConfig::clone(&self.config);
-        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         Self {
             config: Arc::new(config),
             authentication: self.authentication.clone(),
@@ -336,10 +336,10 @@ impl TlsClient {
         })
     }
 
-    /// This client for asking for an invitation (`request_invitation/`).
-    pub(crate) fn for_requests(&self) -> Self {
+    /// This client for connections that are no links (`request_invitation/`, `inquiry/`).
+    pub(crate) fn for_protocol(&self, protocol: &[u8]) -> Self {
         let mut config = ClientConfig::clone(&self.config);
-        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         Self {
             config: Arc::new(config),
             ..self.clone()

@@ -56,7 +56,7 @@ pub use error::{CertificateProblem, CertificatesError, Validity};
 pub use fingerprint::Fingerprint;
 pub use invitation::{Invitation, InvitationError};
 pub use route::Route;
-pub(crate) use route::Wanted;
+pub(crate) use route::{INQUIRY_PROTOCOL, REQUEST_PROTOCOL, Wanted};
 pub use secure_error::SecureError;
 pub use time_limits::TimeLimits;
 

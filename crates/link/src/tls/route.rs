@@ -16,6 +16,9 @@ use super::fingerprint::Fingerprint;
 /// until it has moved its guest or has given up.
 pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
 
+/// The application protocol by which a host is asked about (`inquiry/`).
+pub(crate) const INQUIRY_PROTOCOL: &[u8] = b"hikkoshi/1 inquire";
+
 /// The prefix of the label; the fingerprint of the destination's key follows.
 const PREFIX: &[u8] = b"hikkoshi/1 to ";
 
@@ -48,6 +51,8 @@ pub(crate) enum Wanted {
     Receiver(Route),
     /// An invitation, for its certificate.
     Invitation,
+    /// An answer about the host, for its certificate.
+    Answer,
 }
 
 impl Wanted {
@@ -60,6 +65,7 @@ impl Wanted {
         let hello = accepted.client_hello();
         hello.alpn()?.find_map(|protocol| match protocol {
             REQUEST_PROTOCOL => Some(Self::Invitation),
+            INQUIRY_PROTOCOL => Some(Self::Answer),
             other => Route::of_label(other).map(Self::Receiver),
         })
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use hikkoshi_account::{GuestAt, Map, Phase, Side, State};
@@ -11,7 +12,7 @@ use hikkoshi_status::{
     Follow, Recording, StatusEntry, StatusEntryKind, StatusFolder, StatusRecord,
 };
 use hikkoshi_tests::{
-    Guest, JsonSchema, Migration, MigrationPlan, TestEnv, busy_guest, eventually,
+    Guest, JsonSchema, Migration, MigrationPlan, Program, TestEnv, busy_guest, eventually, hikkoshi,
 };
 
 const LONG: Duration = Duration::from_secs(120);
@@ -199,6 +200,46 @@ fn a_cancelled_migration_is_recorded() {
     assert!(end.next.unwrap().contains("still runs at the source"));
     assert_eq!(stored.state.unwrap().guest_at, GuestAt::Source);
     guest.assert_healthy();
+    assert_history(&folders[0], &stored.migration);
+}
+
+/// The history has the migration that was cancelled, and names a recording that is damaged.
+fn assert_history(folder: &Path, cancelled: &hikkoshi_status::Migration) {
+    let status = StatusFolder::in_run_folder(folder);
+    let entries = status.entries().unwrap();
+    let content = std::fs::read(&entries[0].path).unwrap();
+    let torn = status.path().join("source-1-torn.json");
+    std::fs::write(&torn, &content[..content.len() / 2]).unwrap();
+    let history = |more: &[&str]| {
+        let mut command = Command::new(hikkoshi());
+        command
+            .arg("history")
+            .args(more)
+            .arg("--journal")
+            .arg(folder);
+        let exit = Program::start("history", command).wait();
+        exit.assert(0, &["source-1-torn.json is skipped: "]);
+        exit.stdout
+    };
+    let text = history(&["--json", "--since", "1d", "--guest", &cancelled.guest]);
+    let entry = JsonSchema::of_status().assert("past_migration", text.trim_end());
+    assert_eq!(entry["result"], "cancelled");
+    assert_eq!(
+        (&entry["id"], &entry["exit_status"]),
+        (&(*cancelled.id).into(), &1.into())
+    );
+    assert_eq!(
+        (&entry["from"], &entry["to"]),
+        (&(*cancelled.host).into(), &(*cancelled.peer).into())
+    );
+    assert!(entry["bytes"].as_u64() > Some(0));
+    let table = history(&[]);
+    assert!(
+        table.contains(&cancelled.peer) && table.contains("cancelled"),
+        "{table}"
+    );
+    assert_eq!(history(&["--json", "--guest", "no such guest"]), "");
+    std::fs::remove_file(torn).unwrap();
 }
 
 /// Nanoseconds that the thread `status` of a process has run.

@@ -5,6 +5,7 @@ mod certificates;
 mod copied_disks;
 mod domains;
 mod fifo;
+mod inquiries;
 mod machines;
 mod many_guests;
 mod service_manager;

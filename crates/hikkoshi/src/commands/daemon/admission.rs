@@ -1,7 +1,8 @@
 //! Which certificates may send which guests, and what receives them: the file of `--admit`.
 //!
 //! A line has a name in the source's certificate, a name of a guest, and options of `hikkoshi
-//! invite`. The first line that fits is used.
+//! invite`. The first line that fits is used. Or it has a name and `--inquire`: such a certificate
+//! may ask about all guests of this host; others, about those that they may send.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,13 +24,44 @@ const ANY_GUEST: &str = "guest";
 /// How long the source has to connect, once it has its invitation.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The rules of a file.
-#[derive(Debug)]
-pub(super) struct Admission(Vec<Rule>);
+/// The second word of a line for a certificate that may ask about all guests.
+const INQUIRE: &str = "--inquire";
 
-/// A line.
+/// The rules of a file.
+#[derive(Debug, Default)]
+pub(super) struct Admission {
+    rules: Vec<Rule>,
+    /// The certificates that may ask about all guests.
+    askers: Vec<String>,
+}
+
+/// A certificate that may ask about this host.
 #[derive(Debug)]
-struct Rule {
+pub(super) enum Asker<'a> {
+    /// About all guests.
+    OfAll,
+    /// About guests that one of these lines admits.
+    OfItsGuests(Vec<&'a Rule>),
+}
+
+impl Asker<'_> {
+    /// Whether it may know of the guest with this name.
+    pub(super) fn may_see(&self, guest: &str) -> bool {
+        match self {
+            Self::OfAll => true,
+            Self::OfItsGuests(rules) => rules.iter().any(|rule| rule.fits(guest)),
+        }
+    }
+
+    /// Whether it may know of all guests.
+    pub(super) fn may_see_all(&self) -> bool {
+        matches!(self, Self::OfAll)
+    }
+}
+
+/// A line about guests.
+#[derive(Debug)]
+pub(super) struct Rule {
     certificate: String,
     guest: String,
     options: Vec<String>,
@@ -45,16 +77,49 @@ impl Admission {
         parsed.map_err(|why| format!("{} (--admit): {why}", file.display()))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut rules = Vec::new();
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut admission = Self::default();
         for (line, number) in text.lines().zip(1..) {
             let line = line.trim();
             if !line.is_empty() && !line.starts_with('#') {
-                let rule = Rule::parse(line).map_err(|why| format!("line {number}: {why}"))?;
-                rules.push(rule);
+                let added = admission.add(line);
+                added.map_err(|why| format!("line {number}: {why}"))?;
             }
         }
-        Ok(Self(rules))
+        Ok(admission)
+    }
+
+    /// Adds a line.
+    fn add(&mut self, line: &str) -> Result<(), String> {
+        let Words {
+            program: certificate,
+            arguments,
+            ..
+        } = line.parse()?;
+        if certificate != ANY && !PeerCertificate::can_be_for(&certificate) {
+            return Err(format!(
+                "'{certificate}' is not a host name, an IP address or {ANY}"
+            ));
+        }
+        match arguments.split_first() {
+            Some((first, [])) if first == INQUIRE => self.askers.push(certificate),
+            Some((first, _)) if first == INQUIRE => {
+                return Err(format!("nothing may follow {INQUIRE}"));
+            }
+            _ => self.rules.push(Rule::new(certificate, arguments)?),
+        }
+        Ok(())
+    }
+
+    /// What a host may know whose certificate `is_for` a name; `None`: no line has its certificate.
+    pub(super) fn asker(&self, is_for: impl Fn(&str) -> bool) -> Option<Asker<'_>> {
+        let is_its = |certificate: &str| certificate == ANY || is_for(certificate);
+        if self.askers.iter().any(|asker| is_its(asker)) {
+            return Some(Asker::OfAll);
+        }
+        let rules = self.rules.iter().filter(|rule| is_its(&rule.certificate));
+        let rules: Vec<_> = rules.collect();
+        (!rules.is_empty()).then_some(Asker::OfItsGuests(rules))
     }
 
     /// What receives a guest of this name from a source whose certificate `is_for` a name; `None`:
@@ -70,25 +135,18 @@ impl Admission {
         let fits = |rule: &&Rule| {
             (rule.certificate == ANY || is_for(&rule.certificate)) && rule.fits(guest)
         };
-        self.0.iter().find(fits).map(|rule| rule.request(guest))
+        self.rules.iter().find(fits).map(|rule| rule.request(guest))
     }
 }
 
 impl Rule {
-    fn parse(line: &str) -> Result<Self, String> {
-        let words: Words = line.parse()?;
-        let mut arguments = words.arguments.into_iter();
+    fn new(certificate: String, arguments: Vec<String>) -> Result<Self, String> {
+        let mut arguments = arguments.into_iter();
         let rule = Self {
-            certificate: words.program,
+            certificate,
             guest: arguments.next().ok_or("the name of a guest is missing")?,
             options: arguments.collect(),
         };
-        if rule.certificate != ANY && !PeerCertificate::can_be_for(&rule.certificate) {
-            return Err(format!(
-                "'{}' is not a host name, an IP address or {ANY}",
-                rule.certificate
-            ));
-        }
         let begin = rule.guest.strip_suffix(ANY);
         if begin != Some("") {
             parse_guest_name(begin.unwrap_or(&rule.guest))
@@ -221,7 +279,41 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
         ] {
             assert_eq!(request(certificate, guest), None, "{certificate} {guest}");
         }
-        assert!(Admission::parse("# nothing\n").unwrap().0.is_empty());
+        let nothing = Admission::parse("# nothing\n").unwrap();
+        assert!(nothing.rules.is_empty() && nothing.askers.is_empty());
+    }
+
+    #[test]
+    fn a_certificate_may_ask_about_the_guests_that_it_may_send() {
+        let lines = "\
+host1.example  web*  --template /t
+host1.example  db    --template /t
+ops.example    --inquire
+";
+        let rules = Admission::parse(lines).unwrap();
+        let sees = |rules: &Admission, certificate: &str, guest: &str| {
+            let asker = rules.asker(|name| name == certificate);
+            asker.map(|asker| asker.may_see(guest))
+        };
+        for (certificate, guest, expected) in [
+            ("host1.example", "web1", Some(true)),
+            ("host1.example", "db", Some(true)),
+            ("host1.example", "other", Some(false)),
+            ("ops.example", "other", Some(true)),
+            ("host2.example", "web1", None),
+            ("*", "web1", None),
+        ] {
+            let seen = sees(&rules, certificate, guest);
+            assert_eq!(seen, expected, "{certificate} {guest}");
+        }
+        // It sends none.
+        assert!(
+            rules
+                .request(|name| name == "ops.example", "web1")
+                .is_none()
+        );
+        let any = Admission::parse("* --inquire\n").unwrap();
+        assert_eq!(sees(&any, "host2.example", "web1"), Some(true));
     }
 
     #[test]
@@ -232,6 +324,12 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
             ("host1.example we*b --template /t", "'we*b'"),
             ("host1.example ../web --template /t", "'../web'"),
             ("*.example web --template /t", "'*.example'"),
+            ("*.example --inquire", "'*.example'"),
+            (
+                "host1.example --inquire --template /t",
+                "nothing may follow",
+            ),
+            ("host1.example --enquire", "'--enquire'"),
             (
                 "host1.example web --template /t --qmp /q",
                 "cannot be used with",

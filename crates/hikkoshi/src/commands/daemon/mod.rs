@@ -4,7 +4,8 @@
 //! source ─▶ port ─▶ daemon ── (the connection, unread) ─▶ receiver, one process for each guest
 //!                     ▲
 //!                     ├─ hikkoshi invite: starts a receiver, returns its invitation
-//!                     └─ a source with a certificate: the same
+//!                     ├─ a source with a certificate: the same
+//!                     └─ a host with a certificate: asks about this host
 //! ```
 //!
 //! The daemon reads from each connection which invitation it belongs to, and passes it on to that
@@ -18,6 +19,7 @@ mod certified;
 mod control;
 mod delivery;
 mod guest_journals;
+mod inquiries;
 mod leftovers;
 mod open_files;
 mod places;
@@ -42,6 +44,7 @@ use hikkoshi_linux::{activated_sockets, notify_ready};
 use self::certified::Certified;
 use self::control::Control;
 use self::delivery::Delivery;
+use self::inquiries::Inquiries;
 use self::open_files::OpenFiles;
 use self::receiver_processes::ReceiverProcesses;
 use self::receivers::Receivers;
@@ -93,7 +96,10 @@ pub(crate) fn run(args: &Daemon) -> Result<ExitStatus, Exit> {
     let admit = args.admit.as_ref().map(|file| absolute(file));
     let per_certificate = args.max_guests_per_certificate.map(usize::from);
     let per_certificate = per_certificate.unwrap_or(max_guests.div_ceil(2));
-    let certified = admit.map(|file| Certified::new(&file, per_certificate, &children, &stop));
+    let admitted = admit.map(|file| Admitted {
+        certified: Certified::new(&file, per_certificate, &children, &stop),
+        inquiries: Inquiries::new(&file, per_certificate, &children, &stop),
+    });
     let control = Control::bind(&request::socket(&run)).map_err(|error| {
         let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
         Exit::new(ExitStatus::Usage, Reason::CannotListen, what)
@@ -130,7 +136,7 @@ pub(crate) fn run(args: &Daemon) -> Result<ExitStatus, Exit> {
                 front: &front,
                 receivers: &receivers,
                 children: &children,
-                certified: certified.as_ref(),
+                admitted: admitted.as_ref(),
             }
             .run(&arrivals, cancel),
             (Err(error), _) | (_, Err(error)) => {
@@ -188,7 +194,13 @@ struct Lead<'a> {
     front: &'a Front,
     receivers: &'a Receivers,
     children: &'a ReceiverProcesses,
-    certified: Option<&'a Certified>,
+    admitted: Option<&'a Admitted>,
+}
+
+/// Answers peers whose certificates are admitted.
+struct Admitted {
+    certified: Certified,
+    inquiries: Inquiries,
 }
 
 impl Lead<'_> {
@@ -207,8 +219,13 @@ impl Lead<'_> {
                 Ok(Arrival::Link(connection)) => delivery.pass_on(connection),
                 Ok(Arrival::Request(request)) => {
                     // Without a certificate, the front accepts no request.
-                    if let Some(certified) = self.certified {
-                        certified.answer(self.front, *request);
+                    if let Some(admitted) = self.admitted {
+                        admitted.certified.answer(self.front, *request);
+                    }
+                }
+                Ok(Arrival::Inquiry(inquiry)) => {
+                    if let Some(admitted) = self.admitted {
+                        admitted.inquiries.answer(self.front, *inquiry);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}

@@ -18,6 +18,11 @@ impl Places {
         // Dropping the place frees it, also here.
         (self.0.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
+
+    /// Whether no place is taken.
+    pub(super) fn are_free(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
 }
 
 impl Drop for Place {

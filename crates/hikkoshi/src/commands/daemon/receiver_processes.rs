@@ -5,7 +5,7 @@
 //! dies after the handover, its journal is there, and another process resumes it
 //! (`resumption.rs`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -22,7 +22,7 @@ use hikkoshi_link::tls::Invitation;
 use hikkoshi_linux::Process;
 use rustix::process::Signal;
 
-use super::guest_journals::GuestJournal;
+use super::guest_journals::{GuestJournal, Journals};
 use super::open_files::OpenFiles;
 use super::receivers::Receivers;
 use super::request::{Refusal, RefusalKind, Request};
@@ -125,22 +125,37 @@ impl ReceiverProcesses {
         Ok((name, invitation))
     }
 
-    /// Takes a name that no receiver has, and no unfinished migration.
-    fn reserve(&self, given: Option<&str>) -> Result<String, Refusal> {
-        let looking = |error| format!("looking for receivers: {}", Report::new(&error));
-        let mut guests = self.receivers.guests().map_err(looking)?;
-        let journals = self.journals().map_err(looking)?;
+    /// How many guests may be received or awaited at a time.
+    pub(super) fn max_guests(&self) -> usize {
+        self.max_guests
+    }
+
+    /// The guests that are received or awaited, or whose migration is not finished.
+    pub(super) fn guests(&self) -> Result<BTreeSet<String>, Refusal> {
+        let mut guests = self.stored_guests(&self.journals().map_err(looking)?)?;
+        guests.extend(self.state().running.keys().cloned());
+        Ok(guests)
+    }
+
+    /// Those of the run folder: the process of a receiver may be of an earlier daemon.
+    fn stored_guests(&self, journals: &Journals) -> Result<BTreeSet<String>, Refusal> {
+        let guests = self.receivers.guests().map_err(looking)?;
+        let mut guests: BTreeSet<String> = guests.into_iter().collect();
         let routes = self.receivers.routes().map_err(looking)?.into_iter();
         // A journal that cannot be read is of one of these guests, or of none.
         let kept = routes.filter(|(route, _)| journals.may_have_one(route));
         guests.extend(kept.map(|(_, guest)| guest));
         guests.extend(journals.guests().map(str::to_owned));
-        guests.sort_unstable();
-        guests.dedup();
+        Ok(guests)
+    }
+
+    /// Takes a name that no receiver has, and no unfinished migration.
+    fn reserve(&self, given: Option<&str>) -> Result<String, Refusal> {
+        let journals = self.journals().map_err(looking)?;
+        let guests = self.stored_guests(&journals)?;
         let mut state = self.state();
-        let taken = |state: &State, name: &str| {
-            state.running.contains_key(name) || guests.iter().any(|other| other == name)
-        };
+        let taken =
+            |state: &State, name: &str| state.running.contains_key(name) || guests.contains(name);
         let ours = |name: &&String| !state.running.contains_key(*name);
         let all = state.running.len() + guests.iter().filter(ours).count();
         if all >= self.max_guests {
@@ -331,6 +346,10 @@ impl ReceiverProcesses {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn looking(error: io::Error) -> Refusal {
+    format!("looking for receivers: {}", Report::new(&error)).into()
 }
 
 /// Why the name of a guest whose migration is not finished is taken, and what to do.

@@ -1,9 +1,10 @@
-//! `hikkoshi status`: the migrations of this host.
+//! `hikkoshi status`: the migrations of this host, or of others.
 
+mod hosts;
 mod seen;
 mod select;
 mod terminal;
-mod unfinished;
+pub(in crate::commands) mod unfinished;
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -25,6 +26,13 @@ pub(crate) use select::{Choice, choose, is_meant, is_named};
 const PERIOD: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
+    if !args.others.hosts.is_empty() {
+        return hosts::run(args);
+    }
+    if args.others.certificates.tls_ca.is_some() {
+        let what = "--tls-ca needs --host HOST: this host's migrations are read without it";
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
+    }
     let run_folder = args.migration.run_folder();
     let folder = StatusFolder::in_run_folder(&run_folder);
     let guest = args.migration.guest.as_deref();

@@ -89,7 +89,7 @@ impl SeenMigrations {
     ///
     /// # Errors
     /// If the folder cannot be used.
-    pub(super) fn look_with(
+    pub(in crate::commands) fn look_with(
         &mut self,
         all: bool,
         mut unfinished: Vec<UnfinishedMigration>,

@@ -19,7 +19,7 @@ use crate::output::status::Unfinished;
 
 /// A migration that is to be resumed.
 #[derive(Debug)]
-pub(super) struct UnfinishedMigration {
+pub(in crate::commands) struct UnfinishedMigration {
     pub(super) side: Side,
     /// The number that its recording has.
     pub(super) id: String,
@@ -32,16 +32,16 @@ pub(super) struct UnfinishedMigration {
 
 /// What is not finished.
 #[derive(Debug, Default)]
-pub(super) struct UnfinishedGuests {
+pub(in crate::commands) struct UnfinishedGuests {
     /// Migrations whose journals can be read.
-    pub(super) migrations: Vec<UnfinishedMigration>,
+    pub(in crate::commands) migrations: Vec<UnfinishedMigration>,
     /// What can be said of each other journal, by its path; or of their folder. A migration of any
     /// guest may be unfinished.
-    pub(super) unreadable: BTreeMap<PathBuf, String>,
+    pub(in crate::commands) unreadable: BTreeMap<PathBuf, String>,
 }
 
 /// Those with a journal in the run folder `folder`.
-pub(super) fn find(folder: &Path) -> UnfinishedGuests {
+pub(in crate::commands) fn find(folder: &Path) -> UnfinishedGuests {
     let mut found = UnfinishedGuests::default();
     found.add(folder, |path, entry: SourceEntry| {
         let (stage, message) = (
@@ -130,7 +130,7 @@ fn unfinished<E: JournalEntry>(
             resume: resume_command::<E>(&path),
             journal: path,
             stage,
-            message,
+            message: message.to_owned(),
         },
     }
 }

@@ -89,7 +89,7 @@ mod tests {
         seen.unfinished = Some(Unfinished {
             journal: "/run/hikkoshi/destination-5-6.json".into(),
             stage: Stage::Destination(DestinationStage::Running),
-            message: "the guest runs here and lacks pages",
+            message: "the guest runs here and lacks pages".to_owned(),
             resume: "hikkoshi receive --resume=/run/hikkoshi/destination-5-6.json".into(),
         });
         assert_eq!(

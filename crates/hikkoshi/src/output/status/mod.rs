@@ -1,6 +1,7 @@
-//! The migrations of this host, for people and for programs.
+//! The migrations of this host and of others, for people and for programs.
 
 mod alarm;
+mod hosts;
 mod report;
 mod text;
 
@@ -8,9 +9,10 @@ use std::path::PathBuf;
 
 use hikkoshi_account::{Stage, State};
 use hikkoshi_status::{End, Migration};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use alarm::alarms;
+pub(crate) use hosts::{SeenHost, host_json, hosts_table};
 pub(crate) use report::json_line;
 pub(crate) use text::{details, table};
 
@@ -45,14 +47,14 @@ pub(crate) struct SeenMigration {
 }
 
 /// A migration that is to be resumed, according to its journal.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Unfinished {
     /// The journal.
     pub journal: PathBuf,
     /// The stage that it has.
     pub stage: Stage,
     /// What that means.
-    pub message: &'static str,
+    pub message: String,
     /// The command that resumes it.
     pub resume: String,
 }

@@ -1,11 +1,11 @@
 //! A migration as JSON (`docs/control.md`, `docs/assets/schemas/status.schema.json`).
 
-use hikkoshi_account::{Mode, Phase, Side, State};
+use hikkoshi_account::{Map, Mode, Phase, Side, State};
 use hikkoshi_status::{End, Migration, VERSION};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{SeenMigration, Unfinished};
+use super::{Engine, SeenMigration, Unfinished};
 use crate::output::progress::without_map;
 
 /// The part of the downtime that is not sending dirty pages, in milliseconds: what the engine
@@ -48,6 +48,53 @@ pub(crate) fn json_line(seen: &SeenMigration) -> String {
     let mut line = serde_json::to_string(&report).unwrap_or_default();
     line.push('\n');
     line
+}
+
+/// The same, read again.
+#[derive(Debug, Deserialize)]
+struct ReadReport {
+    version: u32,
+    name: String,
+    running: bool,
+    answers: bool,
+    migration: Migration,
+    state: Option<Value>,
+    end: Option<End>,
+    unfinished: Option<Unfinished>,
+}
+
+impl SeenMigration {
+    /// A migration of another host, from its line.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub(crate) fn read(line: &Value) -> Result<Self, String> {
+        let report = ReadReport::deserialize(line).map_err(|error| error.to_string())?;
+        if report.version != VERSION {
+            return Err(format!("it has version {}", report.version));
+        }
+        let state = report.state.map(|mut value| {
+            // A line has no map.
+            let map = serde_json::to_value(Map::default()).unwrap_or_default();
+            if let Some(members) = value.as_object_mut() {
+                members.insert("map".to_owned(), map);
+            }
+            State::deserialize(value).map_err(|error| error.to_string())
+        });
+        Ok(Self {
+            name: report.name,
+            engine: match (report.running, report.answers) {
+                (true, true) => Engine::Answers,
+                (true, false) => Engine::Silent,
+                (false, _) => Engine::Gone,
+            },
+            migration: report.migration,
+            state: state.transpose()?,
+            end: report.end,
+            unfinished: report.unfinished,
+            is_continued: false,
+        })
+    }
 }
 
 /// How long the guest would be paused if pre-copy ended now: the time that the pages that are dirty
@@ -152,5 +199,22 @@ mod tests {
         assert_eq!(value["state"]["limits"]["bandwidth"], 5000);
         assert!(value["state"].get("map").is_none());
         assert!(value["end"].is_null() && value["unfinished"].is_null());
+        // Read again, it has all but the map.
+        let read = SeenMigration::read(&value).unwrap();
+        let mut expected = seen;
+        expected.state.as_mut().unwrap().map = Map::default();
+        assert_eq!(read, expected);
+        for (name, other) in [
+            ("version", Value::from(99)),
+            ("state", Value::from("x")),
+            ("state", Value::from(vec![1])),
+            ("migration", Value::Null),
+            ("running", Value::Null),
+        ] {
+            let mut changed = value.clone();
+            changed[name] = other;
+            assert!(SeenMigration::read(&changed).is_err(), "{changed}");
+        }
+        assert!(SeenMigration::read(&Value::Null).is_err());
     }
 }

@@ -1,7 +1,5 @@
 //! Migrations as text: a table, or all about each.
 
-use std::fmt::Write as _;
-
 use hikkoshi_account::rate_text;
 use hikkoshi_account::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
 use hikkoshi_status::Migration;
@@ -10,19 +8,20 @@ use super::alarm::no_links;
 use super::report::expected_downtime_ms;
 use super::{Engine, SeenMigration};
 use crate::output::colours::Colour;
+use crate::output::columns::{Row, in_columns};
 use crate::output::progress_line::{self, left_range, left_seconds};
 use crate::output::streams::Lines;
 use crate::output::units::{downtime_limit, limit, mib};
 
 /// What is not known.
-const NOTHING: &str = "-";
+pub(super) const NOTHING: &str = "-";
 
 const HEADINGS: [&str; 12] = [
     "GUEST", "SIDE", "PID", "ID", "MODE", "PHASE", "DONE", "RATE", "DIRTY", "LEFT", "DOWNTIME",
     "FAULTS",
 ];
 
-/// The headings of columns that a narrow terminal does not have, the first ones first.
+/// The headings of columns that a narrow terminal does not have.
 const LEFT_OUT: [&str; 8] = [
     "FAULTS", "ID", "MODE", "PID", "DIRTY", "SIDE", "DOWNTIME", "RATE",
 ];
@@ -34,48 +33,26 @@ pub(crate) fn table(all: &[&SeenMigration], columns: Option<usize>) -> Vec<Lines
         let none = "no migration runs on this host";
         return vec![Lines::new(Colour::Plain, none)];
     }
-    let mut rows = vec![(Colour::Heading, HEADINGS.map(str::to_owned))];
-    rows.extend(all.iter().map(|seen| (colour(seen), row(seen))));
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|(_, row)| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let mut widths: Vec<Option<usize>> = (0..HEADINGS.len()).map(|at| Some(width(at))).collect();
-    for heading in LEFT_OUT {
-        let taken: usize = widths.iter().flatten().map(|width| width + GAP.len()).sum();
-        // Nothing follows the last one.
-        if columns.is_none_or(|columns| taken <= columns + GAP.len()) {
-            break;
-        }
-        let at = HEADINGS.iter().position(|other| *other == heading);
-        if let Some(width) = at.and_then(|at| widths.get_mut(at)) {
-            *width = None;
-        }
-    }
-    let line = |(colour, row): &(Colour, [String; 12])| {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            if let Some(width) = width {
-                // Writing to a String cannot fail.
-                let _ = write!(line, "{cell:<width$}{GAP}");
-            }
-        }
-        let line = line.trim_end();
-        let line = match columns {
-            Some(columns) => cut(line, columns),
-            None => line.to_owned(),
-        };
-        Lines::new(*colour, line)
-    };
-    rows.iter().map(line).collect()
+    let mut rows = vec![(Colour::Heading, HEADINGS.map(str::to_owned).to_vec())];
+    rows.extend(all.iter().map(|seen| (colour(seen), row(seen).to_vec())));
+    in_columns(&rows, &LEFT_OUT, columns)
 }
 
-/// Between two columns.
-const GAP: &str = "  ";
-
-/// The line in at most so many columns.
-fn cut(line: &str, columns: usize) -> String {
-    line.chars().take(columns).collect()
+/// The same for the migrations of several hosts, each of which is named first.
+pub(super) fn table_of_hosts(all: &[(&str, &SeenMigration)], columns: Option<usize>) -> Vec<Lines> {
+    if all.is_empty() {
+        let none = "no migration runs on these hosts";
+        return vec![Lines::new(Colour::Plain, none)];
+    }
+    let with_host = |host: &str, row: [String; 12]| {
+        let host = [host.to_owned()].into_iter();
+        host.chain(row).collect::<Vec<_>>()
+    };
+    let headings = with_host("HOST", HEADINGS.map(str::to_owned));
+    let mut rows: Vec<Row> = vec![(Colour::Heading, headings)];
+    let row = |(host, seen): &(&str, &SeenMigration)| (colour(seen), with_host(host, row(seen)));
+    rows.extend(all.iter().map(row));
+    in_columns(&rows, &LEFT_OUT, columns)
 }
 
 /// A migration that is not finished, an outage, or an engine that is gone and has not ended, is not
@@ -159,7 +136,7 @@ fn lines(seen: &SeenMigration) -> Vec<(&'static str, String)> {
         ("phase", phase(seen)),
     ];
     if let Some(unfinished) = &seen.unfinished {
-        lines.push(("no engine", unfinished.message.to_owned()));
+        lines.push(("no engine", unfinished.message.clone()));
         lines.push(("resume it", unfinished.resume.clone()));
     }
     if let Some(state) = &seen.state {
@@ -303,7 +280,7 @@ fn faults(state: &State) -> Option<String> {
 }
 
 /// Names from other processes can contain anything: each stays in its line.
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
@@ -481,7 +458,7 @@ pub(super) mod tests {
         seen.unfinished = Some(Unfinished {
             journal: "/run/j.json".into(),
             stage: Stage::Source(SourceStage::HandedOver),
-            message: "the guest runs at the destination",
+            message: "the guest runs at the destination".to_owned(),
             resume: "hikkoshi migrate --resume=/run/j.json".into(),
         });
         let row = &super::table(&[&seen], None)[1];
@@ -575,7 +552,7 @@ pub(super) mod tests {
         seen.unfinished = Some(Unfinished {
             journal: "/run/j.json".into(),
             stage: Stage::Source(SourceStage::HandedOver),
-            message: "the guest runs at the destination",
+            message: "the guest runs at the destination".to_owned(),
             resume: "hikkoshi migrate --resume=/run/j.json".into(),
         });
         let text = details(&[&seen]);

@@ -13,7 +13,7 @@ const NO_NAME: &str = "none.invalid";
 pub struct PeerCertificate(CertificateDer<'static>);
 
 impl PeerCertificate {
-    pub(super) fn new(certificate: CertificateDer<'static>) -> Self {
+    pub(crate) fn new(certificate: CertificateDer<'static>) -> Self {
         Self(certificate)
     }
 

@@ -1,0 +1,241 @@
+//! `hikkoshi status --host`: several hosts, each asked by ssh or by a certificate.
+
+use std::ffi::OsString;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use error_reporter::Report;
+use hikkoshi_engine::CancelFlag;
+use hikkoshi_link::Address;
+use hikkoshi_link::tls::TlsClient;
+
+use super::{is_meant, terminal};
+use crate::args::{HostArgs, HostQuestion, MigrationStatus, Security, Words, daemon_address};
+use crate::commands::shell_words::joined;
+use crate::commands::{host_status, signals};
+use crate::output::exit::{Exit, ExitStatus};
+use crate::output::reason::Reason;
+use crate::output::status::{SeenHost, SeenMigration, host_json, hosts_table};
+use crate::output::streams;
+use crate::security;
+
+/// How often it is repeated.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// How often to check for a signal.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The most hosts: each is asked by a thread.
+const MAX_HOSTS: usize = 128;
+
+/// How a host is asked.
+enum Way {
+    Certificate(Address, Box<TlsClient>),
+    Ssh,
+}
+
+/// A host to ask.
+struct Asked<'a> {
+    at: &'a str,
+    way: Way,
+}
+
+pub(super) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
+    let asked = hosts(&args.others)?;
+    let cancel = signals::cancel_on_signals()?;
+    let guest = args.migration.guest.as_deref();
+    let is_meant = |seen: &SeenMigration| guest.is_none_or(|guest| is_meant(seen, guest));
+    let question = match args.all || guest.is_some() {
+        true => HostQuestion::All,
+        false => HostQuestion::Running,
+    };
+    let mut is_first = true;
+    loop {
+        let seen = ask_all(&asked, &args.others, question, &cancel);
+        if cancel.is_cancelled() {
+            return Ok(ExitStatus::Done);
+        }
+        if args.json {
+            let texts = seen.iter().map(|host| host_json(host, is_meant));
+            streams::to_stdout(&texts.collect::<String>());
+        } else {
+            let size = terminal::size();
+            let columns = size.map(|size| size.columns);
+            let lines = hosts_table(&seen, is_meant, guest.is_some(), columns);
+            match size.filter(|_| args.watch) {
+                Some(size) => streams::draw_on_stdout(&lines, size.columns, size.rows, is_first),
+                None => streams::lines_to_stdout(&lines),
+            }
+        }
+        let migrations = seen.iter().flat_map(|host| &host.migrations);
+        let meant: Vec<&SeenMigration> = migrations.filter(|seen| is_meant(seen)).collect();
+        let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running());
+        if !args.watch || has_ended {
+            return Ok(if meant.iter().any(|seen| seen.unfinished.is_some()) {
+                ExitStatus::Unfinished
+            } else if seen.iter().any(|host| host.answer.is_err()) {
+                ExitStatus::Failed
+            } else {
+                ExitStatus::Done
+            });
+        }
+        is_first = false;
+        let next = Instant::now() + PERIOD;
+        while Instant::now() < next && !cancel.is_cancelled() {
+            thread::sleep(TICK);
+        }
+    }
+}
+
+/// The hosts that are named, each once.
+fn hosts(args: &HostArgs) -> Result<Vec<Asked<'_>>, Exit> {
+    let usage = |what: String| Exit::new(ExitStatus::Usage, Reason::Usage, what);
+    let mut asked: Vec<Asked<'_>> = Vec::new();
+    for at in &args.hosts {
+        if asked.iter().any(|other| other.at == at) {
+            continue;
+        }
+        let way = match &args.certificates.tls_ca {
+            Some(_) => {
+                let address = daemon_address(at).map_err(usage)?;
+                let security = Security {
+                    certificates: args.certificates.clone(),
+                    ..Security::default()
+                };
+                let client = security::certified(&address, &security)?;
+                Way::Certificate(address, Box::new(client))
+            }
+            None => Way::Ssh,
+        };
+        asked.push(Asked { at, way });
+    }
+    match asked.len() > MAX_HOSTS {
+        true => Err(usage(format!("more than {MAX_HOSTS} hosts (--host)"))),
+        false => Ok(asked),
+    }
+}
+
+/// Asks all at once: one that does not answer delays no other one.
+fn ask_all(
+    asked: &[Asked<'_>],
+    args: &HostArgs,
+    question: HostQuestion,
+    cancel: &CancelFlag,
+) -> Vec<SeenHost> {
+    thread::scope(|scope| {
+        let mut started = Vec::new();
+        for host in asked {
+            let thread = thread::Builder::new()
+                .name("status-host".into())
+                .spawn_scoped(scope, move || ask(host, args, question, cancel));
+            started.push((host, thread));
+        }
+        let mut seen = Vec::new();
+        for (host, thread) in started {
+            let answer = match thread.map(thread::ScopedJoinHandle::join) {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err("the thread that asks it panicked".to_owned()),
+                Err(error) => Err(format!("starting a thread: {}", Report::new(&error))),
+            };
+            seen.push(SeenHost::new(host.at, answer));
+        }
+        seen
+    })
+}
+
+fn ask(
+    host: &Asked<'_>,
+    args: &HostArgs,
+    question: HostQuestion,
+    cancel: &CancelFlag,
+) -> Result<hikkoshi_status::HostStatus, String> {
+    match &host.way {
+        Way::Certificate(address, client) => {
+            let asked = host_status::by_certificate(address, client, question, cancel);
+            asked.map_err(|error| Report::new(&error).to_string())
+        }
+        Way::Ssh => host_status::by_command(remote_command(host.at, args, question), cancel),
+    }
+}
+
+/// The command of this host that prints the status of `host`.
+fn remote_command(host: &str, args: &HostArgs, question: HostQuestion) -> Command {
+    let rsh = args.rsh.clone().unwrap_or_else(|| Words::one("ssh"));
+    let hikkoshi = args.remote_hikkoshi.clone();
+    let hikkoshi = hikkoshi.unwrap_or_else(|| Words::one("hikkoshi"));
+    let mut words: Vec<OsString> = vec![hikkoshi.program.into()];
+    words.extend(hikkoshi.arguments.into_iter().map(Into::into));
+    words.extend(host_status::words(question).map(Into::into));
+    if let Some(folder) = &args.remote_journal {
+        words.push(format!("--journal={folder}").into());
+    }
+    let mut command = Command::new(&rsh.program);
+    command.args(&rsh.arguments).arg(host).arg(joined(words));
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command as Subcommand};
+    use clap::Parser;
+
+    fn status(words: &[&str]) -> Result<MigrationStatus, String> {
+        let all = [&["hikkoshi", "status"], words].concat();
+        match Args::try_parse_from(all).map(|args| args.command) {
+            Ok(Subcommand::Status(args)) => Ok(args),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn the_program_of_the_other_host_is_started_by_ssh() {
+        let line = |words: &[&str]| {
+            let args = status(&[&["--host", "root@h"], words].concat()).unwrap();
+            let command = remote_command("root@h", &args.others, HostQuestion::Running);
+            let words = [command.get_program()]
+                .into_iter()
+                .chain(command.get_args());
+            let words: Vec<_> = words
+                .map(|word| word.to_str().unwrap().to_owned())
+                .collect();
+            words
+        };
+        let own = "hikkoshi host-status --migrations running";
+        assert_eq!(line(&[]), ["ssh", "root@h", own]);
+        let words = [
+            "--rsh",
+            "ssh -p 22",
+            "--remote-hikkoshi",
+            "sudo -n /opt/h",
+            "--remote-journal=/a b",
+        ];
+        let own = "sudo -n /opt/h host-status --migrations running '--journal=/a b'";
+        assert_eq!(line(&words), ["ssh", "-p", "22", "root@h", own]);
+    }
+
+    #[test]
+    fn hosts_are_asked_in_one_way() {
+        let named = status(&["--host", "a", "--host", "b", "--host", "a"]).unwrap();
+        let asked = hosts(&named.others).unwrap();
+        let names: Vec<_> = asked.iter().map(|host| host.at).collect();
+        assert_eq!(names, ["a", "b"]);
+        for words in [
+            &["--host", "a", "--journal", "/j"][..],
+            &["--rsh", "ssh"],
+            &["--remote-hikkoshi", "h"],
+            &["--host", "-oProxyCommand=x"],
+            &["--host", "a", "--tls-ca", "c"],
+        ] {
+            assert!(status(words).is_err(), "{words:?}");
+        }
+        let tls = ["--tls-ca", "c", "--tls-cert", "c", "--tls-key", "k"];
+        let both = [&tls[..], &["--host", "a", "--rsh", "ssh"]].concat();
+        assert!(status(&both).unwrap_err().contains("--rsh"));
+        // The files are read.
+        let one = status(&[&tls[..], &["--host", "a"]].concat()).unwrap();
+        assert!(hosts(&one.others).is_err());
+    }
+}
