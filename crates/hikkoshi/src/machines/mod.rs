@@ -21,7 +21,7 @@ pub(crate) use booted::BootedMachine;
 pub(crate) use command_line::program_of;
 pub(crate) use listening_process::ListeningProcess;
 pub(crate) use logs::{limit_logs, tail};
-pub(crate) use waiting_mark::{LeftQemu, WaitingMark, is_marked};
+pub(crate) use waiting_mark::{LeftQemu, WaitingMark, is_marked, marked};
 
 /// The end of the name of a QMP socket.
 const QMP: &str = "qmp";

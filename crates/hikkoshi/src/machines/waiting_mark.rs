@@ -27,6 +27,16 @@ use crate::journal::{JournalFile, absolute};
 /// The end of the name of a mark.
 const WAITING: &str = "waiting";
 
+/// The names of the machines that have a mark in this run folder: they wait for their guests, or
+/// were left by a receiver that was killed.
+pub(crate) fn marked(run: &Path) -> Vec<String> {
+    let entries = fs::read_dir(super::folder(run)).into_iter().flatten();
+    let paths = entries.flatten().map(|entry| entry.path());
+    let marks = paths.filter(|path| path.extension().is_some_and(|end| end == WAITING));
+    let names = marks.filter_map(|mark| Some(mark.file_stem()?.to_str()?.to_owned()));
+    names.collect()
+}
+
 /// How long a QEMU that was started may take to open its QMP socket, and more.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -37,12 +37,15 @@ fn memory() -> io::Result<HostMemory> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let missing = || io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo");
     let own = Process::open(std::process::id()).and_then(|own| memory_available(&own));
+    let own = own.ok().and_then(|own| Some(own.limit?.available));
+    let total_bytes = meminfo(&text, "MemTotal:").ok_or_else(missing)?;
     Ok(HostMemory {
-        total_bytes: meminfo(&text, "MemTotal:").ok_or_else(missing)?,
+        total_bytes,
         available_bytes: meminfo(&text, "MemAvailable:").ok_or_else(missing)?,
         // The guests are not known here.
         promised_bytes: 0,
-        cgroup_bytes: own.ok().and_then(|own| Some(own.limit?.available)),
+        // Cgroups of version 1 have a number that stands for none.
+        cgroup_bytes: own.filter(|limit| *limit < total_bytes),
     })
 }
 

@@ -27,7 +27,8 @@ pub(super) fn guests(run: &Path, problems: &mut Vec<String>) -> Vec<HostGuest> {
         Vec::new()
     });
     let mut found = Found::new(run, &qemus);
-    for name in receivers(run) {
+    // A receiver does not listen before its machine is started.
+    for name in receivers(run).into_iter().chain(machines::marked(run)) {
         found.note(None, &name, HostGuestState::Awaited);
     }
     let mut journals = |error: &std::io::Error| {
@@ -182,13 +183,18 @@ mod tests {
         drop(UnixListener::bind(folder.join("killed.sock")).unwrap());
         fs::write(folder.join("web.json"), "{}").unwrap();
         assert_eq!(receivers(run.path()), ["web"]);
+        let machines = run.path().join("machines");
+        fs::create_dir(&machines).unwrap();
+        for name in ["started.waiting", "web.waiting", "web.log"] {
+            fs::write(machines.join(name), "").unwrap();
+        }
         let mut problems = Vec::new();
         let all = guests(run.path(), &mut problems);
-        let web: Vec<_> = all.iter().filter(|guest| guest.name == "web").collect();
-        assert!(
-            matches!(web[..], [one] if one.state == HostGuestState::Awaited),
-            "{all:?}"
-        );
+        for name in ["started", "web"] {
+            let own: Vec<_> = all.iter().filter(|guest| guest.name == name).collect();
+            let is_awaited = matches!(own[..], [one] if one.state == HostGuestState::Awaited);
+            assert!(is_awaited, "{all:?}");
+        }
         assert_eq!(problems, [""; 0]);
     }
 
