@@ -1,4 +1,4 @@
-//! A machine of a template whose guest boots from its disks.
+//! A machine of a template whose guest is to boot from its disks.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::waiting_mark::WaitingMark;
 use super::{MachineFiles, logs};
 
-/// A QEMU that was started. Dropping this leaves it as it is.
+/// A QEMU that was started, and whose guest does not run yet. Dropping this leaves it as it is.
 #[derive(Debug)]
 pub(crate) struct BootedMachine {
     child: Child,
@@ -39,7 +39,10 @@ impl BootedMachine {
         let mark = WaitingMark::lock(&run, name).map_err(preparing)?;
         let files = MachineFiles::new(&run, name).map_err(preparing)?;
         let words = files.boot_command_line(template);
-        let words = words.map_err(|why| format!("the template: {why}"))?;
+        let mut words = words.map_err(|why| format!("the template: {why}"))?;
+        // The guest does not run before QEMU's monitor can be used: a QEMU whose virtual processors
+        // run is never seen to wait for clients.
+        words.arguments.push("-S".to_owned());
         let start = || {
             let log = OpenOptions::new()
                 .create(true)

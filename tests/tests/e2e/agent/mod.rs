@@ -90,6 +90,9 @@ impl Cluster {
         let node =
             format!("#!/bin/sh\ncase $1 in -q) echo 1;; -p) cat {members};; *) exit 1;; esac");
         write_script(&programs.join("crm_node"), &node);
+        let refreshed = self.file("refreshed");
+        let note = format!("#!/bin/sh\necho \"$@\" >>{}", refreshed.display());
+        write_script(&programs.join("crm_resource"), &note);
         let attributes = attributes.display();
         let updater = format!(
             "#!/bin/sh\nvalue= query= delete=\n\

@@ -2,7 +2,7 @@
 
 use super::{Cluster, FAILED, NOT_RUNNING, OK, With, assert_healthy};
 use hikkoshi_lab::VmConfig;
-use hikkoshi_tests::LONG;
+use hikkoshi_tests::{LONG, Program, eventually};
 
 /// A move that fails before the handover leaves the guest where it is, and says why.
 #[test]
@@ -15,10 +15,22 @@ fn a_move_that_fails_leaves_the_guest() {
     let other = other.expect(cluster.env.lab(), "other").unwrap();
     let template = cluster.template(&cluster.nodes[1]);
     crate::daemon::write_template(&template, &other.command_line());
-    let refused = cluster.act(0, "migrate_to", With::default());
+    let soon = With {
+        parameters: &[("refresh", "1")],
+        ..With::default()
+    };
+    let refused = cluster.act(0, "migrate_to", soon);
     assert_eq!(refused.code, Some(FAILED), "{}", refused.stderr);
     let reason = "ocf-exit-reason:the guest was not moved and stays here";
     assert!(refused.stderr.contains(reason), "{}", refused.stderr);
+    // Pacemaker leaves such a guest alone, until it is asked to look again.
+    eventually("Pacemaker to be asked to look again", || {
+        let asked = std::fs::read_to_string(cluster.file("refreshed")).unwrap_or_default();
+        match asked.contains("--refresh --resource web") {
+            true => Ok(()),
+            false => Err(asked),
+        }
+    });
     cluster.assert(0, "monitor", OK);
 
     // No machine can be started there: it is tried again as long as there is time.
@@ -46,16 +58,18 @@ fn a_move_that_is_too_slow_is_cancelled_or_switched() {
     let act = |on_timeout| {
         let parameters = [
             ("mode", "precopy"),
-            ("bandwidth", "1M"),
+            ("bandwidth", "4M"),
             ("on_timeout", on_timeout),
         ];
         let with = With {
-            timeout: Some(20),
+            timeout: Some(12),
             parameters: &parameters,
         };
         let expected = cluster.expect(1);
-        let exit = cluster.act(0, "migrate_to", with);
-        (exit, cluster.received(1, expected))
+        let command = cluster.command(0, "migrate_to", with);
+        let mut agent = Program::start("migrate_to", command);
+        let there = cluster.received(1, expected);
+        (agent.wait(), there)
     };
     let (cancelled, there) = act("cancel");
     assert_eq!(cancelled.code, Some(FAILED), "{}", cancelled.stderr);

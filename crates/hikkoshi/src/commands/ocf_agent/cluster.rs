@@ -8,7 +8,13 @@
 //!
 //! Without a cluster, or if it does not answer, a node is never taken for gone.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use error_reporter::Report;
+
+use crate::output::streams;
 
 /// The cluster, as this node sees it.
 #[derive(Debug, Clone)]
@@ -70,6 +76,19 @@ impl Cluster {
         }
     }
 
+    /// A move from here has failed, and the guest stays: Pacemaker looks at it again.
+    pub(super) fn refresh_later(&self, resource: &str, after: Option<Duration>) {
+        if self.node.is_some()
+            && let Some(after) = after
+            && let Err(error) = refresh(resource, after)
+        {
+            streams::notice(&format!(
+                "asking Pacemaker to look again: {}",
+                Report::new(&error)
+            ));
+        }
+    }
+
     /// The other node of the move of which this node is `side`, if it is noted.
     pub(super) fn peer(&self, guest: &str, side: Side) -> Option<String> {
         attribute(&side.attribute(guest), self.node.as_ref()?)
@@ -97,6 +116,21 @@ impl Cluster {
         let noted = attribute(&side.other().attribute(guest), &peer);
         noted.as_deref() != Some(node)
     }
+}
+
+/// Has Pacemaker look at all nodes again for this resource, later: this action's failure is recorded
+/// when it has ended.
+fn refresh(resource: &str, after: Duration) -> std::io::Result<()> {
+    const SCRIPT: &str = "sleep \"$1\"; exec crm_resource --refresh --resource \"$2\"";
+    let seconds = after.as_secs().to_string();
+    Command::new("sh")
+        .args(["-c", SCRIPT, "sh", &seconds, resource])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map(drop)
 }
 
 /// The value of a node's attribute.

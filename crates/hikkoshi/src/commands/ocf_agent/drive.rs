@@ -140,6 +140,7 @@ impl<'a> Drive<'a> {
             }
             Step::FinishOrEnd => self.resume(found)?,
             Step::Boot => start::boot(guest, deadline)?,
+            Step::Run => start::run(guest)?,
             Step::ShutDown => stop::shut_down(guest, deadline)?,
             Step::EndQemu if found.state == State::Silent && !self.is_silent_for_long() => {}
             Step::EndQemu => end::end_qemu(guest, found)?,

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use super::guest::{Guest, Journal};
-use super::parameters::Machine;
+use super::parameters::{Machine, OnTimeout};
 use crate::args::Words;
 use crate::commands::own_executable;
 use crate::journal::{DestinationEntry, JournalEntry, SourceEntry};
@@ -37,6 +37,21 @@ impl Guest {
             .mode(0o700)
             .create(&folder)?;
         Ok(folder.join(format!("{}.{end}", self.parameters.name)))
+    }
+
+    /// Notes whether a QEMU for the guest is being started, to which nobody may connect yet. Those
+    /// that a receiver starts it connects to itself, first.
+    pub(super) fn note_starting(&self, starting: bool) -> Result<(), String> {
+        let note = self.file("starting").and_then(|file| match starting {
+            true => fs::write(file, ""),
+            false => fs::remove_file(file),
+        });
+        note.map_err(|error| format!("noting that the guest is started: {error}"))
+    }
+
+    /// Whether that was noted.
+    pub(super) fn is_starting(&self) -> bool {
+        self.file("starting").is_ok_and(|file| file.exists())
     }
 
     /// Starts this program with these arguments, in a process group of its own.
@@ -87,6 +102,10 @@ impl Guest {
         }
         if let Some(downtime) = &parameters.max_downtime {
             option("max-downtime", downtime);
+        }
+        // Otherwise the destination would not be prepared for the end of pre-copy.
+        if parameters.on_timeout == OnTimeout::Postcopy && parameters.mode == "precopy" {
+            option("when-stalled", "switch");
         }
         if parameters.copy_disks {
             words.push("--copy-disks".into());

@@ -209,7 +209,8 @@ impl Guest {
         };
         let state = facts.state().unwrap_or_else(|| {
             let answer = monitor.as_ref().map(|monitor| {
-                if let Machine::Template(_) = self.parameters.machine {
+                // Another agent was killed while it started it.
+                if self.is_starting() {
                     hikkoshi_qemu::qmp::wait_until_started(&self.socket());
                 }
                 GuestState::query(&**monitor)

@@ -58,12 +58,14 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
     loop {
         let (found, step) = drive.look(Action::MigrateTo);
         let mut engine = match step {
-            Step::Move if limit.is_over() => return stays("there was no time left for a move"),
+            Step::Move if limit.is_over() => {
+                return stays(guest, "there was no time left for a move");
+            }
             Step::Move => {
                 guest.cluster.note_move(&guest.parameters.name, node);
                 match guest.start_move(node) {
                     Ok(engine) => Some(engine),
-                    Err(why) => return stays(&format!("starting the move: {why}")),
+                    Err(why) => return stays(guest, &format!("starting the move: {why}")),
                 }
             }
             Step::Follow => None,
@@ -76,6 +78,7 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
             Move::HandedOver => return Answer::Success,
             Move::Cancelled => {
                 return stays(
+                    guest,
                     "it was not handed over in the time of this action, and the move was cancelled",
                 );
             }
@@ -93,13 +96,13 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
         };
         match ended.status {
             Some(0) => return Answer::Success,
-            Some(1 | 2) if is_final(&ended) => return stays(&ended.message),
+            Some(1 | 2) if is_final(&ended) => return stays(guest, &ended.message),
             Some(1 | 2) => {
                 streams::notice(&format!("trying again: {}", ended.message));
                 limit.within(pause).wait(|| false);
                 pause = (pause * 2).min(PAUSES.1);
                 if limit.is_over() {
-                    return stays(&ended.message);
+                    return stays(guest, &ended.message);
                 }
             }
             Some(4) => {
@@ -113,7 +116,11 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
 }
 
 /// The guest was not moved.
-fn stays(why: &str) -> Answer {
+fn stays(guest: &Guest, why: &str) -> Answer {
+    let parameters = &guest.parameters;
+    guest
+        .cluster
+        .refresh_later(&parameters.resource, parameters.refresh);
     streams::ocf_exit_reason(&format!("the guest was not moved and stays here: {why}"));
     Answer::Failed
 }
@@ -145,6 +152,7 @@ fn follow(
             }
             Some(Ok(Some(status))) => return Move::Ended(Some(status)),
             Some(_) => {}
+            None if stage.is_none_or(|(_, held)| !held) && cancelled => return Move::Cancelled,
             None if stage.is_none_or(|(_, held)| !held) => return Move::Ended(None),
             None => {}
         }

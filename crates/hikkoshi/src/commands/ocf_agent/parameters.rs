@@ -138,6 +138,16 @@ pub(super) const PARAMETERS: &[Parameter] = &[
                ends, the guest is handed over, and the rest of its memory follows).",
     },
     Parameter {
+        name: "refresh",
+        kind: "integer",
+        default: "60",
+        short: "When Pacemaker looks again after a failed move",
+        long: "Pacemaker leaves a guest alone whose migrate_to has failed (on-fail=block), and does \
+               not watch it any more. After so many seconds the agent has it look at all nodes \
+               again (crm_resource --refresh): the guest is watched, and the move tried again if it \
+               is still ordered. 0: never.",
+    },
+    Parameter {
         name: "shutdown",
         kind: "string",
         default: "90",
@@ -187,6 +197,9 @@ pub(super) struct Parameters {
     pub(super) tls_key: String,
     pub(super) on_timeout: OnTimeout,
     pub(super) shutdown: Duration,
+    /// The name of the resource.
+    pub(super) resource: String,
+    pub(super) refresh: Option<Duration>,
     pub(super) folder: PathBuf,
 }
 
@@ -222,10 +235,17 @@ impl Parameters {
             let value = value(name);
             Invalid::new(Answer::NotConfigured, format!("{name}={value}: {why}"))
         };
+        let seconds = |name: &str| {
+            let number = value(name).trim_end_matches('s').parse::<u64>().ok();
+            number
+                .filter(|seconds| *seconds <= 86_400)
+                .map(Duration::from_secs)
+                .ok_or_else(|| wrong(name, "it is a number of seconds, a day at most"))
+        };
         // A clone has its number after a colon.
         let instance = variable("OCF_RESOURCE_INSTANCE").unwrap_or_default();
         let instance = instance.split(':').next().unwrap_or_default().to_owned();
-        let name = parse_guest_name(&given("name").unwrap_or(instance))
+        let name = parse_guest_name(&given("name").unwrap_or_else(|| instance.clone()))
             .map_err(|why| wrong("name", &why))?;
         let machine = match (given("template"), given("domain")) {
             (Some(template), None) => Machine::Template(template.into()),
@@ -276,13 +296,9 @@ impl Parameters {
                 "postcopy" => OnTimeout::Postcopy,
                 _ => return Err(wrong("on_timeout", "it is cancel or postcopy")),
             },
-            shutdown: value("shutdown")
-                .trim_end_matches('s')
-                .parse()
-                .ok()
-                .filter(|seconds| *seconds <= 86_400)
-                .map(Duration::from_secs)
-                .ok_or_else(|| wrong("shutdown", "it is a number of seconds, a day at most"))?,
+            shutdown: seconds("shutdown")?,
+            resource: instance,
+            refresh: Some(seconds("refresh")?).filter(|after| !after.is_zero()),
             folder: run_folder(given("folder").map(PathBuf::from).as_deref()),
         })
     }
@@ -320,6 +336,7 @@ mod tests {
         assert_eq!(parameters.machine, Machine::Template("/t".into()));
         assert_eq!(parameters.on_timeout, OnTimeout::Cancel);
         assert_eq!(parameters.shutdown, Duration::from_secs(90));
+        assert_eq!(parameters.refresh, Some(Duration::from_secs(60)));
         assert_eq!(parameters.address("n1"), "n1:7000");
     }
 

@@ -1,9 +1,11 @@
 //! `start`: the guest boots from its disks.
 
 use std::process::Command;
+use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_qemu::GuestState;
+use hikkoshi_qemu::qmp::Monitor;
 
 use super::deadline::Deadline;
 use super::engines::output;
@@ -12,7 +14,22 @@ use super::parameters::Machine;
 use crate::commands::operator_file;
 use crate::machines::{self, BootedMachine, WaitingMark};
 
-/// Boots it, and waits until its QEMU answers.
+/// How long QEMU may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Lets the guest run, whose QEMU was started.
+pub(super) fn run(guest: &Guest) -> Result<(), String> {
+    let doing = |error: &dyn std::error::Error| {
+        let error = Report::new(error);
+        format!("letting the guest run: {error}")
+    };
+    let monitor = guest.monitor()?.ok_or("its QEMU has just ended")?;
+    let opened = Monitor::open(&*monitor, ANSWER);
+    let mut client = opened.map_err(|error| doing(&error))?;
+    monitor.resume(&mut client).map_err(|error| doing(&error))
+}
+
+/// Starts its QEMU, and waits until that can be asked.
 pub(super) fn boot(guest: &Guest, deadline: Deadline) -> Result<(), String> {
     match &guest.parameters.machine {
         Machine::Template(template) => {
@@ -22,8 +39,10 @@ pub(super) fn boot(guest: &Guest, deadline: Deadline) -> Result<(), String> {
             machines::make_folder(guest.run()).map_err(|error| Report::new(&error).to_string())?;
             // A receiver whose machine has ended may still be ending.
             deadline.wait(|| WaitingMark::lock(guest.run(), name).is_ok());
+            guest.note_starting(true)?;
             let mut machine = BootedMachine::start(guest.run(), name, &text)?;
             let answers = deadline.wait(|| machine.has_ended() || machine.is_served());
+            guest.note_starting(false)?;
             if machine.has_ended() || !answers {
                 let why = machine.why_not();
                 machine.end();

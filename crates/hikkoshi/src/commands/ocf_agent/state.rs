@@ -38,6 +38,7 @@ states! {
     Absent "absent" "There is no QEMU of the guest here, and nothing to finish.",
     Running "running" "The guest runs here, with all of its pages.",
     Paused "paused" "The guest is here, and somebody has paused it, or QEMU has (an I/O error).",
+    Prepared "prepared" "The guest's QEMU was started here, and the guest has not run yet.",
     Halted "halted" "The guest has shut down, or has crashed; its QEMU is still here.",
     Silent "silent" "A QEMU of the guest is here and does not answer. No move explains that.",
     Leaving "leaving" "The guest belongs here, and is being moved away. It was not handed over.",
@@ -195,8 +196,10 @@ impl Facts {
             _ if guest.has_userfault && !has_all => State::Unknown,
             _ if guest.running => State::Running,
             "shutdown" | "guest-panicked" | "internal-error" | "watchdog" => State::Halted,
-            "paused" | "prelaunch" | "suspended" | "io-error" | "debug" | "save-vm"
-            | "restore-vm" | "colo" => State::Paused,
+            "prelaunch" => State::Prepared,
+            "paused" | "suspended" | "io-error" | "debug" | "save-vm" | "restore-vm" | "colo" => {
+                State::Paused
+            }
             // Such as one that hikkoshi has paused for a move, without its journal.
             _ => State::Unknown,
         }

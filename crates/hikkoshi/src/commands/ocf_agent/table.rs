@@ -28,8 +28,10 @@ pub(super) enum Step {
     Answer(Answer),
     /// Wait for what others do. When the time is over, this is the answer.
     Wait(Answer),
-    /// Start the guest from its disks.
+    /// Start a QEMU for the guest, with its disks.
     Boot,
+    /// Let the guest run in the QEMU that was started for it.
+    Run,
     /// Ask the guest to shut down, and then end its QEMU.
     ShutDown,
     /// End its QEMU at once: the guest does not run in it, and is not needed there.
@@ -67,8 +69,8 @@ pub(super) fn step(state: State, action: Action) -> Step {
 
 use Answer::{Failed, NotRunning, Success};
 use Step::{
-    Boot, Cancel, EndQemu, Finish, FinishOrEnd, Follow, GiveUp, Move, Restore, Resume, ShutDown,
-    Wait,
+    Boot, Cancel, EndQemu, Finish, FinishOrEnd, Follow, GiveUp, Move, Restore, Resume, Run,
+    ShutDown, Wait,
 };
 
 /// A probe changes nothing. A guest that may yet run here is neither active nor inactive: the
@@ -89,7 +91,7 @@ fn probe(state: State) -> Step {
         | State::Orphaned
         | State::Declined => Step::Answer(NotRunning),
         State::Silent | State::Committed | State::Ready => Wait(Failed),
-        State::Halted | State::Lost | State::Unknown => Step::Answer(Failed),
+        State::Prepared | State::Halted | State::Lost | State::Unknown => Step::Answer(Failed),
     }
 }
 
@@ -107,6 +109,7 @@ fn monitor(state: State) -> Step {
 fn start(state: State) -> Step {
     match state {
         State::Absent => Boot,
+        State::Prepared => Run,
         State::Running | State::Paused | State::Leaving | State::Arriving => Step::Answer(Success),
         State::Stranded => Resume(Success),
         State::Interrupted => Restore,
@@ -121,7 +124,7 @@ fn start(state: State) -> Step {
 fn stop(state: State) -> Step {
     match state {
         State::Absent => Step::Answer(Success),
-        State::Running | State::Paused | State::Halted => ShutDown,
+        State::Running | State::Paused | State::Prepared | State::Halted => ShutDown,
         State::Silent | State::Moved | State::Incoming | State::Ready | State::Declined => EndQemu,
         State::Leaving => Cancel,
         State::Interrupted => Restore,
@@ -143,7 +146,8 @@ fn migrate_to(state: State) -> Step {
         State::Moved => Step::Answer(Success),
         State::Silent => Wait(Failed),
         State::Absent | State::Declined => Step::Answer(NotRunning),
-        State::Halted
+        State::Prepared
+        | State::Halted
         | State::Forsaken
         | State::Incoming
         | State::Ready
@@ -176,6 +180,7 @@ mod tests {
             Step::Answer(answer) => code(answer),
             Wait(answer) => format!("wait, else {}", code(answer)),
             Boot => "boot".to_owned(),
+            Run => "run".to_owned(),
             ShutDown => "shut down".to_owned(),
             EndQemu => "end QEMU".to_owned(),
             GiveUp => "give up".to_owned(),
