@@ -64,7 +64,10 @@ fn at_socket(qemu: &Process, path: &str) -> Option<u32> {
     let links: Vec<_> = connected(&table, path).collect();
     // It has connected to QEMU.
     for number in qemu.descriptors().ok()? {
-        let link = qemu.describe_descriptor(number).ok()?.0;
+        // It may have been closed meanwhile.
+        let Ok((link, _)) = qemu.describe_descriptor(number) else {
+            continue;
+        };
         if links
             .iter()
             .any(|connected| link.as_os_str() == &**connected)
