@@ -9,6 +9,11 @@ use crate::inputs::{CompressedPages, Line};
 /// `auto` compresses if it takes at most this part of the time, as the engine does.
 const BEGIN: f64 = 0.75;
 
+/// What `auto` sends before it compresses: what the buffers of each link take at once, in bytes, and
+/// what the line carries in so many seconds, in which it is measured.
+const BUFFERED: f64 = 4e6;
+const MEASURED: f64 = 0.25;
+
 /// What a migration with these options compresses over `line`, if anything. Reading a page takes
 /// `read_page` seconds. `samples` has what each method makes of the guest.
 #[must_use]
@@ -31,8 +36,11 @@ pub fn choose_compression(
                 .iter()
                 .map(|it| (page(it.page_bytes, read_page + it.page_seconds), it))
                 .min_by(|one, two| one.0.total_cmp(&two.0));
-            best.filter(|(seconds, _)| *seconds < plain * BEGIN)
-                .map(|(_, it)| *it)
+            let (_, best) = best.filter(|(seconds, _)| *seconds < plain * BEGIN)?;
+            Some(CompressedPages {
+                sent_before: links * BUFFERED + rate * MEASURED,
+                ..*best
+            })
         }
     }
 }
@@ -48,11 +56,13 @@ mod tests {
             method: CompressionMethod::Lz4,
             page_bytes: 2048.0,
             page_seconds: 5e-6,
+            sent_before: 0.0,
         },
         CompressedPages {
             method: CompressionMethod::Zstd,
             page_bytes: 1365.0,
             page_seconds: 11e-6,
+            sent_before: 0.0,
         },
     ];
 

@@ -45,6 +45,8 @@ pub struct CompressedPages {
     pub page_bytes: f64,
     /// How long compressing a page takes, in seconds.
     pub page_seconds: f64,
+    /// Bytes of pages that are sent before the engine compresses.
+    pub sent_before: f64,
 }
 
 impl CompressedPages {
@@ -61,6 +63,7 @@ impl CompressedPages {
             method,
             page_bytes: float(compressed) / pages,
             page_seconds: seconds / pages,
+            sent_before: 0.0,
         }
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct Simulation<'a> {
     /// no time if it is not compressed.
     pub(crate) page_bytes: f64,
     pub(crate) compressing: f64,
+    /// Pages that are sent before that.
+    pub(crate) sent_before: f64,
 }
 
 impl<'a> Simulation<'a> {
@@ -71,12 +73,14 @@ impl<'a> Simulation<'a> {
         scenario: Scenario,
     ) -> Self {
         let limit = options.bandwidth.map_or(f64::INFINITY, float);
+        let before = guest.compression.map_or(0.0, |it| it.sent_before);
+        let data = guest.data_pages.cost(scenario);
         let line_rate = line.rate.benefit(scenario).max(1.0);
         Self {
             guest,
             curve: guest.working_set.curve(scenario),
             scenario,
-            data: guest.data_pages.cost(scenario),
+            data,
             zeros: guest.zero_pages.cost(scenario),
             line_rate,
             rate: line_rate.min(limit).max(1.0),
@@ -84,7 +88,14 @@ impl<'a> Simulation<'a> {
             links: f64::from(options.links.max(1)),
             page_bytes: guest.compression.map_or(PAGE_BYTES, |it| it.page_bytes),
             compressing: guest.compression.map_or(0.0, |it| it.page_seconds),
+            sent_before: (before / PAGE_BYTES).min(data),
         }
+    }
+
+    /// The bytes that are sent for so many pages in pre-copy.
+    pub(crate) fn precopy_bytes(&self, pages: f64) -> f64 {
+        let before = self.sent_before.min(pages);
+        pages * (self.page_bytes + HEADER_BYTES) + before * (PAGE_BYTES - self.page_bytes)
     }
 
     /// The time of a page that follows others.
@@ -137,7 +148,9 @@ impl<'a> Simulation<'a> {
     /// The first round: everything with content.
     fn first_round(&self) -> f64 {
         let zeros = self.zeros * self.guest.read_page / self.links;
-        self.drains(self.data * self.page() + zeros) + self.read_log() + self.round_trip + ROUND
+        let before = self.sent_before * (PAGE_BYTES / self.rate - self.page()).max(0.0);
+        let pages = self.data * self.page() + before;
+        self.drains(pages + zeros) + self.read_log() + self.round_trip + ROUND
     }
 
     /// Pages that a guest has written in a first round of so many seconds, and that it would not

@@ -112,7 +112,7 @@ fn simulate(guest: &Guest, line: &Line, options: &SourceOptions, scenario: Scena
                     rounds: number + 1.0,
                     downtime: last.paused,
                     total: all,
-                    bytes: (pages + last.pages) * (simulation.page_bytes + HEADER_BYTES),
+                    bytes: simulation.precopy_bytes(pages + last.pages),
                     postcopy: 0.0,
                     faults: 0.0,
                     slowdown: part(lost, all - last.paused, guest.vcpus),
@@ -144,7 +144,7 @@ fn simulate(guest: &Guest, line: &Line, options: &SourceOptions, scenario: Scena
         seconds += drop_stale(&simulation, 0.0);
     }
     let paused = pause(&simulation);
-    let after = postcopy(&simulation, missing.0, missing.1);
+    let after = postcopy(&simulation, pages, missing.0, missing.1);
     lost += after.waited;
     let all = seconds + paused + after.seconds + end(line, scenario);
     Simulated {
@@ -152,8 +152,8 @@ fn simulate(guest: &Guest, line: &Line, options: &SourceOptions, scenario: Scena
         rounds: number,
         downtime: paused,
         total: all,
-        bytes: (pages + missing.0) * (simulation.page_bytes + HEADER_BYTES)
-            + after.faults.min(missing.0) * (PAGE_BYTES - simulation.page_bytes),
+        bytes: simulation.precopy_bytes(pages) + missing.0 * (PAGE_BYTES + HEADER_BYTES)
+            - after.compressed.min(missing.0) * (PAGE_BYTES - simulation.page_bytes),
         postcopy: after.seconds,
         faults: after.faults,
         slowdown: part(lost, all - paused, guest.vcpus),

@@ -99,8 +99,8 @@ impl BackgroundSender {
         self.compression = MeasuredLink::new(compression, counters);
     }
 
-    /// There is nothing to send for now: the time until the next pages does not say how fast this
-    /// link is.
+    /// There is nothing to send or to compress for now: the time until the next pages does not say
+    /// how fast this link is.
     pub fn idle(&mut self) {
         self.writing = Duration::ZERO;
         if let Some(compression) = &mut self.compression {
@@ -160,6 +160,11 @@ impl BackgroundSender {
         content: &[u8],
         stop: &CancelFlag,
     ) -> Result<(), LinkError> {
+        // A page that was claimed and waits for the compressor makes the guest wait for longer.
+        if self.window.guest_waits() {
+            self.idle();
+            return self.content(Frame::Pages { range }, content, stop);
+        }
         // Taken out: the compressed bytes are in it.
         let Some(mut compression) = self.compression.take() else {
             return self.content(Frame::Pages { range }, content, stop);
@@ -404,3 +409,7 @@ fn check(stop: &CancelFlag) -> Result<(), LinkError> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "background_tests.rs"]
+mod tests;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// After a request the guest is likely to make another one soon: background links keep a small
 /// window for this time.
-const RECENT: Duration = Duration::from_millis(50);
+pub(crate) const RECENT: Duration = Duration::from_millis(50);
 
 /// The threads that answer requests set it; background links read it.
 ///

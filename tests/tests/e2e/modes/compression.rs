@@ -11,9 +11,8 @@ fn a_guest_is_moved_by_each_method() {
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for (mode, compress) in [
         ("hybrid", "zstd"),
-        ("postcopy", "lz4"),
+        ("hybrid", "lz4"),
         ("precopy", "zstd"),
-        ("precopy", "lz4"),
         ("hybrid", "off"),
     ] {
         let plan = MigrationPlan::new(mode)

@@ -1,0 +1,62 @@
+//! Over a real connection, whose other end the test reads.
+
+use super::*;
+use std::net::TcpListener;
+
+use hikkoshi_pages::{PAGE_SIZE, Page};
+use hikkoshi_wire::{CompressionMethod, Limits};
+
+use crate::Stream;
+use crate::flow::urgent_activity::RECENT;
+
+/// Both ends of a link: a sender that always compresses, and what receives.
+fn link() -> (BackgroundSender, LinkReader) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let stop = CancelFlag::new();
+    let source = Arc::new(Stream::connect(&address, false, &stop).unwrap());
+    let destination = Arc::new(Stream::tcp(listener.accept().unwrap().0).unwrap());
+    let limits = Limits { pages: 64 };
+    let mut sender = BackgroundSender::new(
+        LinkReader::new(Arc::clone(&source), limits, stop.clone()).unwrap(),
+        LinkWriter::new(source, stop.clone()).unwrap(),
+        &Bandwidth::unlimited(),
+    );
+    let method = Compression::Always(CompressionMethod::Zstd);
+    sender.set_compression(method, &Arc::new(CompressionCounters::default()));
+    (sender, LinkReader::new(destination, limits, stop).unwrap())
+}
+
+#[test]
+fn nothing_is_compressed_while_the_guest_waits() {
+    let (mut sender, mut receiver) = link();
+    let urgent_activity = UrgentActivity::new();
+    sender.yield_to_urgent(urgent_activity.clone(), 1);
+    let stop = CancelFlag::new();
+    let mut send = |page: u64| {
+        let range = PageRange::new(Page::new(page), Page::new(page + 4));
+        let content = vec![7; 4 * PAGE_SIZE];
+        // What a pusher does for a piece.
+        thread::sleep(SAMPLE_INTERVAL);
+        sender.make_room(content.len() as u64, &stop).unwrap();
+        sender.pages(range, &content, &stop).unwrap();
+        sender.flush(&stop).unwrap();
+        let frame = receiver.frame().unwrap();
+        receiver.payload(&mut vec![0; frame.payload_len()]).unwrap();
+        frame
+    };
+    assert!(matches!(send(0), Frame::Compressed { .. }));
+    let answering = urgent_activity.begin();
+    assert!(matches!(send(4), Frame::Pages { .. }));
+    assert!(matches!(send(8), Frame::Pages { .. }));
+    // It may ask for the next page soon.
+    drop(answering);
+    let answered = Instant::now();
+    let frame = send(12);
+    // A slow machine proves nothing here.
+    if answered.elapsed() < RECENT {
+        assert!(matches!(frame, Frame::Pages { .. }));
+    }
+    thread::sleep(2 * RECENT);
+    assert!(matches!(send(16), Frame::Compressed { .. }));
+}
