@@ -1,6 +1,6 @@
 //! `hikkoshi estimate` beside what happens then: each case boots a guest, predicts its migration in
 //! every mode, writes that down, and moves the guest in one of them. `--only estimate` selects it,
-//! and nothing else; further words select among its cases (`LINE/GUEST/MODE[/compressed]`).
+//! and nothing else; further words select among its cases (`LINE/GUEST/MODE`).
 
 mod guest;
 mod moved;
@@ -60,35 +60,11 @@ struct Case {
     line: NetworkKind,
     guest: Writer,
     mode: &'static str,
-    /// With `--compress auto`, in the estimate and in the move.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    compressed: bool,
-}
-
-impl Case {
-    /// The guest in tables: compressed moves are compared with each other.
-    fn guest_name(self) -> String {
-        match self.compressed {
-            true => format!("{}, compressed", self.guest),
-            false => self.guest.to_string(),
-        }
-    }
-
-    fn variant(self) -> Variant {
-        match self.compressed {
-            true => Variant::CompressAuto,
-            false => Variant::Plain,
-        }
-    }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", line_name(self.line), self.guest, self.mode)?;
-        match self.compressed {
-            true => f.write_str("/compressed"),
-            false => Ok(()),
-        }
+        write!(f, "{}/{}/{}", line_name(self.line), self.guest, self.mode)
     }
 }
 
@@ -117,23 +93,7 @@ fn cases() -> Vec<Case> {
                 (NetworkKind::Mbit(_), _) => &["hybrid"],
                 _ => &["precopy", "hybrid"],
             };
-            let case = |&mode| Case {
-                line,
-                guest,
-                mode,
-                compressed: false,
-            };
-            cases.extend(modes.iter().map(case));
-        }
-    }
-    for line in [NetworkKind::Gbit(1), NetworkKind::Mbit(200)] {
-        for guest in [Writer::Random, Writer::Redis] {
-            cases.extend(["precopy", "hybrid"].map(|mode| Case {
-                line,
-                guest,
-                mode,
-                compressed: true,
-            }));
+            cases.extend(modes.iter().map(|&mode| Case { line, guest, mode }));
         }
     }
     cases
@@ -243,9 +203,7 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
     };
     std::thread::sleep(WARM_UP);
     let max_downtime = args.max_downtime.to_string();
-    let compress = case.variant().migrate_words();
-    let mut options = vec!["--max-downtime", &max_downtime, "--seconds", SECONDS];
-    options.extend(compress.iter().map(String::as_str));
+    let options = ["--max-downtime", &max_downtime, "--seconds", SECONDS];
     let waiting = HikkoshiMigration::receive(&testbed, program, Variant::Plain)?;
     let copies_disks = case.guest.copies_disks();
     if !copies_disks {
@@ -264,7 +222,7 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
         &testbed,
         program,
         case.mode,
-        case.variant(),
+        Variant::Plain,
         args,
         if copies_disks { &["--copy-disks"] } else { &[] },
     )?

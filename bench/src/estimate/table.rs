@@ -65,7 +65,7 @@ pub(super) fn moves(moves: &[Moved]) -> Table {
         let predicted = moved.predicted();
         let mut row = vec![
             line_name(moved.case.line),
-            moved.case.guest_name(),
+            moved.case.guest.to_string(),
             moved.case.mode.to_owned(),
             predicted["converges"].as_str().unwrap_or("-").to_owned(),
             match moved.account.is_none() {
@@ -322,7 +322,7 @@ impl TimeLeft {
 pub(super) fn choices(moves: &[Moved]) -> Table {
     let mut groups: BTreeMap<(String, String), Vec<&Moved>> = BTreeMap::new();
     for moved in moves.iter().filter(|moved| moved.failure.is_none()) {
-        let key = (line_name(moved.case.line), moved.case.guest_name());
+        let key = (line_name(moved.case.line), moved.case.guest.to_string());
         groups.entry(key).or_default().push(moved);
     }
     let lines = groups.into_iter().filter_map(|((line, guest), moves)| {
@@ -458,7 +458,6 @@ mod tests {
                 line: NetworkKind::Gbit(1),
                 guest: Writer::Idle,
                 mode: "hybrid",
-                compressed: false,
             },
             round: 0,
             prediction: json!(null),
@@ -493,7 +492,6 @@ mod tests {
                 line: NetworkKind::Gbit(1),
                 guest: Writer::Idle,
                 mode,
-                compressed: false,
             },
             round: 0,
             prediction: json!({

@@ -14,7 +14,7 @@ pub(super) fn all() -> Vec<Case> {
         QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt, VirshPostcopy, VirshPrecopy,
     };
     use Variant::{
-        CompressAuto, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority,
+        CompressOff, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority,
         NoReadAhead, Plain, Poll, ReadAhead8, Tls,
     };
     const UNSHAPED: NetworkKind = NetworkKind::Loopback;
@@ -106,9 +106,9 @@ pub(super) fn all() -> Vec<Case> {
     add(UNSHAPED, Workload::Busy, 3, &encrypted);
     add(TEN, Workload::Fill, 3, &encrypted[1..]);
     // Whether a page request waits for the compressor.
-    let compressed = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, CompressAuto));
-    add(ONE, Workload::Busy, 5, &compressed);
-    add(TEN, Workload::Busy, 5, &compressed);
+    let uncompressed = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, CompressOff));
+    add(ONE, Workload::Busy, 5, &uncompressed);
+    add(TEN, Workload::Busy, 5, &uncompressed);
     let hotspot = [Plain, NoHotFirst, NoNearbyFirst, NoReadAhead];
     add(
         TEN,
@@ -173,7 +173,7 @@ pub(super) fn all() -> Vec<Case> {
         ONE,
         Workload::Debian,
         5,
-        &hikkoshi.map(|system| (system, CompressAuto)),
+        &hikkoshi.map(|system| (system, CompressOff)),
     );
     let domains = [
         VirshPrecopy,

@@ -26,8 +26,8 @@ pub(crate) enum Variant {
     NoPriority,
     /// Encrypted, by invitation.
     Tls,
-    /// Compresses background pages while the line limits.
-    CompressAuto,
+    /// Never compresses.
+    CompressOff,
     /// Does not drain the guest's disks in pre-copy, so memory is lost.
     NoDrain,
     /// Sends no pages around a requested page, and logs the times of each request.
@@ -56,7 +56,7 @@ impl Variant {
             Self::Links(links) => return vec!["--links".to_owned(), links.to_string()],
             Self::Poll => &["--poll"],
             Self::NoPriority => &["--no-priority"],
-            Self::CompressAuto => &["--compress", "auto"],
+            Self::CompressOff => &["--compress", "off"],
             Self::NoDrain => &["--no-drain"],
             Self::LogRanges(ranges) => {
                 return vec!["--log-ranges".to_owned(), ranges.to_string()];
@@ -95,7 +95,7 @@ impl fmt::Display for Variant {
             Self::Poll => f.write_str("poll"),
             Self::NoPriority => f.write_str("no-priority"),
             Self::Tls => f.write_str("tls"),
-            Self::CompressAuto => f.write_str("compress-auto"),
+            Self::CompressOff => f.write_str("compress-off"),
             Self::NoDrain => f.write_str("no-drain"),
             Self::Traced => f.write_str("traced"),
             Self::LogRanges(ranges) => write!(f, "log-{ranges}"),

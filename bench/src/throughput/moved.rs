@@ -78,10 +78,7 @@ pub(super) fn moved(
             let variant = if tls { Variant::Tls } else { Variant::Plain };
             let links = links.to_string();
             let mut more = vec!["--links", &links];
-            // Programs from before there was compression can be measured, too.
-            if compress != "off" {
-                more.extend(["--compress", compress]);
-            }
+            more.extend(["--compress", compress]);
             HikkoshiMigration::start(&testbed, program, mode, variant, args, &more)?.finish(None)?
         }
         (_, Some(migration)) => qemu_migrate(&migration, &testbed, None)?,

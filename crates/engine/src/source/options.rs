@@ -118,7 +118,7 @@ impl Default for SourceOptions {
             mode: Mode::Hybrid,
             max_downtime: Duration::from_millis(300),
             bandwidth: None,
-            compression: Compression::Off,
+            compression: Compression::Auto,
             precopy_rounds: 1,
             max_rounds: 30,
             when_stalled: WhenStalled::Continue,

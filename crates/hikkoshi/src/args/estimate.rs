@@ -60,7 +60,7 @@ pub(crate) struct Estimate {
     )]
     pub bandwidth: Option<Bandwidth>,
 
-    /// Compression of background pages, as for `migrate`: auto, off, lz4 or zstd [default: off]
+    /// Compression of background pages, as for `migrate`: auto, off, lz4 or zstd [default: auto]
     #[arg(
         long,
         value_name = "METHOD",

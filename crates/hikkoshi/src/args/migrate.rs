@@ -111,7 +111,7 @@ pub(crate) struct Migrate {
     )]
     pub bandwidth: Option<Bandwidth>,
 
-    /// Compress background pages: auto, off, lz4 or zstd [default: off]
+    /// Compress background pages: auto, off, lz4 or zstd [default: auto]
     ///
     /// auto compresses while the line is what limits, by the method with which the guest arrives
     /// soonest, and only content that becomes smaller. lz4 and zstd compress always. Pages that the

@@ -39,8 +39,13 @@ const BEGIN: f64 = 0.75;
 const BETTER: f64 = 0.9;
 const STAY: f64 = 0.95;
 
-/// Bytes of pages between two probes: at least, and at most when they show no gain.
-const PROBE_EVERY: (u64, u64) = (4 << 20, 64 << 20);
+/// Bytes of pages between two probes: at least, and at most when they show no gain. A guest's memory
+/// is not the same everywhere, and a probe sees little of it.
+const PROBE_EVERY: (u64, u64) = (2 << 20, 16 << 20);
+
+/// The windows in a row of which each is taken as it is, and not averaged: when the line begins to
+/// be the limit, buffers have just become full.
+const JUST_FULL: u32 = 2;
 
 /// Bytes that kernel and peer may buffer: so many are written without waiting after a change to
 /// more bytes a second.
@@ -276,8 +281,7 @@ impl CompressionChoice {
         let measured = window.total / written;
         let line = self.line.unwrap_or(measured);
         self.line = match (self.limits, self.present) {
-            // When it begins to be the limit, buffers have just become full.
-            (true, None) if self.in_a_row <= 1 => Some(measured),
+            (true, None) if self.in_a_row <= JUST_FULL => Some(measured),
             (true, _) => Some(mix(line, measured, WEIGHT)),
             // It has carried so much without being the limit.
             (false, Some(_)) => Some(self.carried.line().map_or(line, |most| line.min(most))),
@@ -287,7 +291,8 @@ impl CompressionChoice {
         match self.present {
             None => {
                 // When it begins to be the limit, or ends to be it, that changes at once.
-                let known = self.plain.filter(|_| self.in_a_row > 1).unwrap_or(taken);
+                let known = self.plain.filter(|_| self.in_a_row > JUST_FULL);
+                let known = known.unwrap_or(taken);
                 self.plain = Some(mix(known, taken, WEIGHT));
             }
             Some(method) => {

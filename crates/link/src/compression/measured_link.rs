@@ -8,8 +8,9 @@ use hikkoshi_wire::CompressionMethod;
 use crate::compression::choice::{CompressionChoice, Window};
 use crate::compression::{Compression, CompressionCounters, Compressor};
 
-/// What is compressed of a piece to measure a method.
-const PROBE: usize = 64 << 10;
+/// What is compressed of a piece to measure a method: so many parts of it, each of so many bytes.
+const PROBE_PARTS: usize = 4;
+const PROBE_PART: usize = 16 << 10;
 
 /// A window ends after this time…
 const WINDOW: Duration = Duration::from_millis(25);
@@ -114,16 +115,19 @@ impl Measurement {
         }
         self.content += content.len() as u64;
         if let Some(method) = self.choice.probe(content.len() as u64) {
-            let part = content.get(..PROBE).unwrap_or(content);
             let began = Instant::now();
-            let compressed = compressor
-                .compress(method, part)
-                .map_or(part.len(), <[u8]>::len);
+            let (mut probed, mut compressed) = (0, 0);
+            let every = content.len().div_ceil(PROBE_PARTS).max(PROBE_PART);
+            for piece in content.chunks(every) {
+                let part = piece.get(..PROBE_PART).unwrap_or(piece);
+                let smaller = compressor.compress(method, part);
+                probed += part.len() as u64;
+                compressed += smaller.map_or(part.len(), <[u8]>::len) as u64;
+            }
             let took = began.elapsed();
             self.compressing += took;
-            let (part, compressed) = (part.len() as u64, compressed as u64);
             self.choice
-                .on_probe(method, part, compressed, took.as_secs_f64());
+                .on_probe(method, probed, compressed, took.as_secs_f64());
         }
         self.choice.method()
     }

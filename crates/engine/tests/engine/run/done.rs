@@ -17,7 +17,7 @@ use hikkoshi_userfault::Userfault;
 use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 
-use super::{Notices, Records, watchdog};
+use super::{Notices, Records, uncompressed, watchdog};
 
 /// The result of a migration.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Done {
             });
             let record = self.source_journal.last().unwrap();
             let remote = listener.address().clone().into();
-            let options = SourceOptions::default();
+            let options = uncompressed();
             let moved = resume_migrate(
                 &mut source,
                 record,
@@ -209,7 +209,7 @@ impl Done {
         let record = self.source_journal.last().unwrap();
         // No connection is made.
         let nowhere: Address = "unix:/nowhere/at/all".parse().unwrap();
-        let options = SourceOptions::default();
+        let options = uncompressed();
         let result = resume_migrate(
             &mut source,
             record,
@@ -256,7 +256,7 @@ impl Done {
             let options = SourceOptions {
                 // A different number than before.
                 links: 3,
-                ..SourceOptions::default()
+                ..uncompressed()
             };
             let remote = listener.address().clone().into();
             let moved = resume_migrate(

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
-    SourceOptions, migrate, receive,
+    CancelFlag, Compression, DestinationOptions, MigrateControl, Mode, ReceiveControl,
+    SourceControl, SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::{DestinationRecord, SourceRecord, SourceStage, Unrecorded};
 use hikkoshi_lab::relay::{Carries, Fate, Message, Relay, RelayPolicy};
@@ -146,7 +146,7 @@ impl Setup {
             machine,
             options: SourceOptions {
                 mode,
-                ..SourceOptions::default()
+                ..uncompressed()
             },
             receive_options: DestinationOptions::default(),
             source_cancel: CancelFlag::new(),
@@ -284,6 +284,14 @@ impl Setup {
 }
 
 /// The control of a source that keeps no record, and is never changed.
+/// Pages travel as they are: relays read frames, and tests count them.
+pub(crate) fn uncompressed() -> SourceOptions {
+    SourceOptions {
+        compression: Compression::Off,
+        ..SourceOptions::default()
+    }
+}
+
 pub(crate) fn migrate_control(observer: &Arc<Notices>) -> MigrateControl {
     MigrateControl {
         cancel: CancelFlag::new(),
