@@ -28,7 +28,7 @@ pub(crate) struct HostArgs {
     )]
     pub hosts: Vec<String>,
 
-    /// Use this command instead of ssh, such as 'ssh -p 2222'
+    /// Use this command instead of 'ssh -o BatchMode=yes', such as 'ssh -p 2222'
     ///
     /// It is called with HOST and one more argument, a command line for the shell of HOST. Words
     /// are separated by spaces; ' and " group words.

@@ -21,8 +21,11 @@ impl RequestedOutput {
         let mut found = Self::default();
         let mut words = words.into_iter().peekable();
         let program = words.next();
-        // Its `--json` has no file.
-        if words.peek().is_some_and(|command| command == "status") {
+        // Their `--json` has no file.
+        if words
+            .peek()
+            .is_some_and(|command| command == "status" || command == "history")
+        {
             return found;
         }
         let mut words = program.into_iter().chain(words);
@@ -67,6 +70,7 @@ mod tests {
             "--progress none",
             "-- --json=/f",
             "hikkoshi status --json /f",
+            "hikkoshi history --json /f",
         ] {
             assert_eq!(find(neither), RequestedOutput::default(), "{neither}");
         }

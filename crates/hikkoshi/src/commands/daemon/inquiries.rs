@@ -20,6 +20,9 @@ use crate::commands::{host_status, own_executable};
 /// Inquiries at a time.
 const MAX_INQUIRIES: usize = 8;
 
+/// Askers at a time to which the reason of a refusal is sent. Others are disconnected.
+const MAX_REFUSALS: usize = 64;
+
 /// Inquiries at a time of one certificate.
 const MAX_PER_CERTIFICATE: usize = 2;
 
@@ -31,6 +34,7 @@ pub(super) struct Inquiries {
     children: ReceiverProcesses,
     per_certificate: usize,
     places: InquiryPlaces,
+    refusals: Places,
     stop: CancelFlag,
 }
 
@@ -65,6 +69,7 @@ impl Inquiries {
             children: children.clone(),
             per_certificate,
             places: InquiryPlaces::default(),
+            refusals: Places::default(),
             stop: stop.clone(),
         }
     }
@@ -76,7 +81,7 @@ impl Inquiries {
         let Some(places) = self.places.take(&inquiry.certificate().names()) else {
             let why = "too many inquiries at a time, of all or of this certificate";
             front.log_rejection(inquiry.peer(), &why);
-            return;
+            return self.refuse(inquiry);
         };
         let spawned = thread::Builder::new()
             .name("dmn-inquiry".into())
@@ -99,6 +104,27 @@ impl Inquiries {
             });
         if let Err(error) = spawned {
             tracing::warn!(error = %Report::new(&error), "answering an inquiry");
+        }
+    }
+
+    /// Tells an asker that there are too many, on a thread of its own: it may not read that.
+    fn refuse(&self, inquiry: Inquiry) {
+        let Some(place) = self.refusals.take(MAX_REFUSALS) else {
+            return;
+        };
+        let stop = self.stop.clone();
+        let spawned = thread::Builder::new()
+            .name("dmn-refusal".into())
+            .spawn(move || {
+                let _place = place;
+                let peer = inquiry.peer();
+                let why = "too many inquiries at a time: try again";
+                if let Err(error) = inquiry.answer(Err(why), &stop) {
+                    tracing::warn!(error = %Report::new(&error), %peer, "refusing an inquiry");
+                }
+            });
+        if let Err(error) = spawned {
+            tracing::warn!(error = %Report::new(&error), "refusing an inquiry");
         }
     }
 

@@ -161,7 +161,19 @@ fn ask(
 
 /// The command of this host that prints the status of `host`.
 fn remote_command(host: &str, args: &HostArgs, question: HostQuestion) -> Command {
-    let rsh = args.rsh.clone().unwrap_or_else(|| Words::one("ssh"));
+    // Several hosts at a time cannot ask for passwords.
+    let mut command = match &args.rsh {
+        Some(rsh) => {
+            let mut command = Command::new(&rsh.program);
+            command.args(&rsh.arguments);
+            command
+        }
+        None => {
+            let mut command = Command::new("ssh");
+            command.args(["-o", "BatchMode=yes"]);
+            command
+        }
+    };
     let hikkoshi = args.remote_hikkoshi.clone();
     let hikkoshi = hikkoshi.unwrap_or_else(|| Words::one("hikkoshi"));
     let mut words: Vec<OsString> = vec![hikkoshi.program.into()];
@@ -170,8 +182,7 @@ fn remote_command(host: &str, args: &HostArgs, question: HostQuestion) -> Comman
     if let Some(folder) = &args.remote_journal {
         words.push(format!("--journal={folder}").into());
     }
-    let mut command = Command::new(&rsh.program);
-    command.args(&rsh.arguments).arg(host).arg(joined(words));
+    command.arg(host).arg(joined(words));
     command
 }
 
@@ -204,7 +215,7 @@ mod tests {
             words
         };
         let own = "hikkoshi host-status --migrations running";
-        assert_eq!(line(&[]), ["ssh", "root@h", own]);
+        assert_eq!(line(&[]), ["ssh", "-o", "BatchMode=yes", "root@h", own]);
         let words = [
             "--rsh",
             "ssh -p 22",
