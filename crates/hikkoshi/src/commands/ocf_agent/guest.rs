@@ -283,10 +283,7 @@ impl Guest {
             .into_iter()
             .find(|(_, entry)| fits(entry) && counts(entry))?;
         let held = journal::is_held(&path).unwrap_or(true);
-        let process = match entry.identity().process() {
-            Ok(process) => process,
-            Err(_) => None,
-        };
+        let process = entry.identity().process().unwrap_or_default();
         // The engine may have finished, and removed it.
         path.exists().then_some((
             entry,
