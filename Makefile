@@ -94,8 +94,8 @@ PREFIX ?= /usr/local
 PROGRAM ?= target/release/hikkoshi
 INSTALL_ROOT = $(DESTDIR)$(PREFIX)
 UNIT_DIR ?= $(PREFIX)/lib/systemd/system
-# Where Pacemaker looks for resource agents, whatever the prefix is.
-OCF_DIR ?= /usr/lib/ocf/resource.d
+# Pacemaker looks in /usr/lib/ocf/resource.d only.
+OCF_DIR ?= $(PREFIX)/lib/ocf/resource.d
 SYSTEMD_UNITS = $(notdir $(wildcard packaging/systemd/*))
 GENERATED := $(BUILD)/generated
 

@@ -99,15 +99,20 @@ impl Cluster {
              while [ $# -gt 0 ]; do\n\
                case $1 in\n\
                  -n) name=$2; shift;; -N) node=$2; shift;; -U) value=$2; shift;;\n\
-                 -Q) query=1;; -D) delete=1;;\n\
+                 -Q) query=1;; -D) delete=1;; -A) node='*';;\n\
                esac\n\
                shift\n\
              done\n\
              file={attributes}/$node.$name\n\
              if [ \"$delete\" ]; then rm -f \"$file\"\n\
              elif [ \"$query\" ]; then\n\
-               [ -e \"$file\" ] || exit 6\n\
-               echo \"name=\\\"$name\\\" host=\\\"$node\\\" value=\\\"$(cat \"$file\")\\\"\"\n\
+               found=\n\
+               for file in {attributes}/$node.$name; do\n\
+                 [ -e \"$file\" ] || continue\n\
+                 found=1; host=${{file##*/}}; host=${{host%%.*}}\n\
+                 echo \"name=\\\"$name\\\" host=\\\"$host\\\" value=\\\"$(cat \"$file\")\\\"\"\n\
+               done\n\
+               [ \"$found\" ] || exit 6\n\
              else echo \"$value\" >\"$file\"; fi"
         );
         write_script(&programs.join("attrd_updater"), &updater);

@@ -8,6 +8,7 @@
 //!
 //! Without a cluster, or if it does not answer, a node is never taken for gone.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -71,9 +72,44 @@ impl Cluster {
     /// Removes this node's part of such a note.
     pub(super) fn forget_move(&self, guest: &str, side: Side) {
         if let Some(node) = &self.node {
-            let name = side.attribute(guest);
-            let _ = output("attrd_updater", &["-n", &name, "-N", node, "-D"]);
+            delete(&side.attribute(guest), node);
         }
+    }
+
+    /// The move to that node has failed, and the guest stays: removes both parts.
+    pub(super) fn forget_failed_move(&self, guest: &str, to: &str) {
+        if self.node.is_some() {
+            delete(&Side::Destination.attribute(guest), to);
+            self.forget_move(guest, Side::Source);
+        }
+    }
+
+    /// Removes the note of a move to this node, if its source is not at it.
+    pub(super) fn forget_received(&self, guest: &str) {
+        let Some(source) = self.peer(guest, Side::Destination) else {
+            return;
+        };
+        let noted = attribute(&Side::Source.attribute(guest), &source);
+        if noted != self.node {
+            self.forget_move(guest, Side::Destination);
+        }
+    }
+
+    /// Another node to which a move of the guest was begun, and that has not been told that it is
+    /// over. If the source is fenced then, Pacemaker does not know that the guest may run there.
+    pub(super) fn other_destination(&self, guest: &str) -> Option<String> {
+        let node = self.node.as_ref()?;
+        let name = Side::Destination.attribute(guest);
+        let text = output("attrd_updater", &["-Q", "-A", "-n", &name])?;
+        let noted = text.lines().filter(|line| value(line, "value").is_some());
+        noted
+            .filter_map(|line| value(line, "host"))
+            .find(|host| host != node)
+    }
+
+    /// Whether a node is known not to be a member.
+    pub(super) fn has_left(&self, other: &str) -> bool {
+        self.node.is_some() && members().is_some_and(|members| !members.contains(other))
     }
 
     /// A move from here has failed, and the guest stays: Pacemaker looks at it again.
@@ -106,10 +142,7 @@ impl Cluster {
         if output("crm_node", &["-q"]).is_none_or(|quorum| quorum.trim() != "1") {
             return false;
         }
-        let Some(members) = output("crm_node", &["-p"]) else {
-            return false;
-        };
-        if members.split_whitespace().all(|member| member != peer) {
+        if self.has_left(&peer) {
             return true;
         }
         // It is there, perhaps again.
@@ -136,12 +169,24 @@ fn refresh(resource: &str, after: Duration) -> std::io::Result<()> {
 /// The value of a node's attribute.
 fn attribute(name: &str, node: &str) -> Option<String> {
     let text = output("attrd_updater", &["-Q", "-n", name, "-N", node])?;
-    value(&text)
+    value(&text, "value")
 }
 
-/// The value in a line such as `name="x" host="n1" value="n2"`.
-fn value(text: &str) -> Option<String> {
-    let (_, rest) = text.split_once("value=\"")?;
+/// Removes a node's attribute.
+fn delete(name: &str, node: &str) {
+    let _ = output("attrd_updater", &["-n", name, "-N", node, "-D"]);
+}
+
+/// The nodes of this node's part of the cluster.
+fn members() -> Option<BTreeSet<String>> {
+    let text = output("crm_node", &["-p"])?;
+    Some(text.split_whitespace().map(str::to_owned).collect())
+}
+
+/// What a line such as `name="x" host="n1" value="n2"` says of `what`.
+fn value(text: &str, what: &str) -> Option<String> {
+    let begin = format!("{what}=\"");
+    let (_, rest) = text.split_once(&begin)?;
     let (value, _) = rest.split_once('"')?;
     (!value.is_empty()).then(|| value.to_owned())
 }
@@ -165,9 +210,10 @@ mod tests {
     #[test]
     fn values_of_attributes_are_read() {
         let text = "name=\"hikkoshi-to-web\" host=\"n1\" value=\"n2\"\n";
-        assert_eq!(value(text).as_deref(), Some("n2"));
-        assert_eq!(value("name=\"x\" host=\"n1\" value=\"\""), None);
-        assert_eq!(value(""), None);
+        assert_eq!(value(text, "value").as_deref(), Some("n2"));
+        assert_eq!(value(text, "host").as_deref(), Some("n1"));
+        assert_eq!(value("name=\"x\" host=\"n1\" value=\"\"", "value"), None);
+        assert_eq!(value("", "value"), None);
     }
 
     #[test]

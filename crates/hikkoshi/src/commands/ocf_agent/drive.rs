@@ -83,6 +83,10 @@ impl<'a> Drive<'a> {
             Ok(None) => None,
             Ok(Some(answer)) => {
                 monitor::report(self.guest, action, found);
+                if matches!(found.state, State::Absent | State::Running) {
+                    let name = &self.guest.parameters.name;
+                    self.guest.cluster.forget_received(name);
+                }
                 Some(answered(action, answer, found))
             }
             Err(why) => {

@@ -59,13 +59,13 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
         let (found, step) = drive.look(Action::MigrateTo);
         let mut engine = match step {
             Step::Move if limit.is_over() => {
-                return stays(guest, "there was no time left for a move");
+                return stays(guest, node, "there was no time left for a move");
             }
             Step::Move => {
                 guest.cluster.note_move(&guest.parameters.name, node);
                 match guest.start_move(node) {
                     Ok(engine) => Some(engine),
-                    Err(why) => return stays(guest, &format!("starting the move: {why}")),
+                    Err(why) => return stays(guest, node, &format!("starting the move: {why}")),
                 }
             }
             Step::Follow => None,
@@ -79,6 +79,7 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
             Move::Cancelled => {
                 return stays(
                     guest,
+                    node,
                     "it was not handed over in the time of this action, and the move was cancelled",
                 );
             }
@@ -96,13 +97,13 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
         };
         match ended.status {
             Some(0) => return Answer::Success,
-            Some(1 | 2) if is_final(&ended) => return stays(guest, &ended.message),
+            Some(1 | 2) if is_final(&ended) => return stays(guest, node, &ended.message),
             Some(1 | 2) => {
                 streams::notice(&format!("trying again: {}", ended.message));
                 limit.within(pause).wait(|| false);
                 pause = (pause * 2).min(PAUSES.1);
-                if limit.is_over() {
-                    return stays(guest, &ended.message);
+                if limit.is_over() || guest.cluster.has_left(node) {
+                    return stays(guest, node, &ended.message);
                 }
             }
             Some(4) => {
@@ -116,8 +117,9 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
 }
 
 /// The guest was not moved.
-fn stays(guest: &Guest, why: &str) -> Answer {
+fn stays(guest: &Guest, node: &str, why: &str) -> Answer {
     let parameters = &guest.parameters;
+    guest.cluster.forget_failed_move(&parameters.name, node);
     guest
         .cluster
         .refresh_later(&parameters.resource, parameters.refresh);
