@@ -326,6 +326,12 @@ test-cluster: guest ## guests of a Pacemaker cluster: the resource agent in each
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- agent:: --include-ignored
 
+# One evacuation is part of `make test`.
+.PHONY: test-evacuate
+test-evacuate: guest-images ## `hikkoshi evacuate`: destinations and lines lost, Ctrl-C, guests that are refused, continued
+	cargo build --locked --package hikkoshi
+	CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- evacuate:: --include-ignored
+
 # A move in each mode, and what is refused, are part of test-guests.
 .PHONY: test-disks
 test-disks: guest bindfs ## guests whose disks are copied with them: both QEMU versions, images, faults at each step

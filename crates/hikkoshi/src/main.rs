@@ -2,10 +2,11 @@
 //!
 //! `receive` waits at the destination, and `migrate` moves a guest to it; `daemon` is a destination
 //! for many guests, each by an invitation (`invite`) or a certificate. `check`, `dirty-rate` and
-//! `estimate` examine a guest that stays where it is. `status` shows the migrations of this host,
-//! and `set`, `switch` and `cancel` control those that run. `dashboard` shows them on a page,
-//! `report` makes a page of those that have ended, and `history` lists these. Their output is for
-//! people; `--json` and `--progress json` are for programs.
+//! `estimate` examine a guest that stays where it is. `evacuate` plans the moves of many guests and
+//! executes them. `status` shows the migrations of this host, and `set`, `switch` and `cancel`
+//! control those that run. `dashboard` shows them on a page, `report` makes a page of those that
+//! have ended, and `history` lists these. Their output is for people; `--json` and
+//! `--progress json` are for programs.
 //!
 //! Commands that other programs start are hidden: `guard` (by `migrate`), `receiver` (by `daemon`),
 //! `host-status` (by `daemon`, and by `status --host` on another host), `ssh-session` (by
@@ -58,9 +59,9 @@ use args::Command;
 use args::requested_output::RequestedOutput;
 use commands::resume_command::before_search;
 use commands::{
-    check, control, daemon, dashboard, dirty_rate, estimate, generate, guard, history, host_status,
-    invite, migrate, ocf_agent, receive, receiver, report as report_command, ssh_session,
-    status as status_command,
+    check, control, daemon, dashboard, dirty_rate, estimate, evacuate, generate, guard, history,
+    host_status, invite, migrate, ocf_agent, receive, receiver, report as report_command,
+    ssh_session, status as status_command,
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
@@ -95,6 +96,7 @@ fn main() -> std::process::ExitCode {
         Command::History(args) => history::run(args),
         Command::Dashboard(args) => dashboard::run(args),
         Command::Estimate(args) => estimate::run(args),
+        Command::Evacuate(args) => evacuate::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Receiver(args) => receiver::run(args),
         Command::SshSession(args) => ssh_session::run(args),

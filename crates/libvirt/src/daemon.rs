@@ -71,6 +71,28 @@ struct Shared {
     beginning: Mutex<Option<Beginning>>,
 }
 
+/// The names of the domains that run at the daemon `uri`, sorted.
+pub(crate) fn running_domains(uri: &str) -> Result<Vec<String>, DomainError> {
+    let connection = Connection::open(uri)?;
+    let found = connection.ask(ANSWER_TIMEOUT, |connection| {
+        let domains = connection.list_all_domains(virt::sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE)?;
+        domains.iter().map(Domain::get_name).collect()
+    });
+    let mut names: Vec<String> = found.map_err(|error| match error {
+        CallError::NoAnswer(after) => DomainError::NoAnswer {
+            uri: uri.to_owned(),
+            asked: "for its domains".to_owned(),
+            after,
+        },
+        error => DomainError::Connect {
+            uri: uri.to_owned(),
+            what: error.text(),
+        },
+    })?;
+    names.sort_unstable();
+    Ok(names)
+}
+
 impl Daemon {
     /// Connects to the daemon `uri` and looks for the running domain of this name or UUID. Returns
     /// its name and its UUID, too.

@@ -9,6 +9,7 @@ mod connections;
 mod daemon;
 mod dashboard;
 mod disks;
+mod evacuate;
 mod libvirt;
 mod memory;
 mod modes;

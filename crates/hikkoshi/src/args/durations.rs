@@ -42,6 +42,19 @@ pub(super) fn parse_age(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("'{text}' is not a time; write a number with m, h or d, such as 7d"))
 }
 
+/// Parses a time in which something is to be done: `10min` is `10m`.
+pub(super) fn parse_deadline(text: &str) -> Result<Duration, String> {
+    let time = parse(
+        text.strip_suffix("in")
+            .filter(|it| it.ends_with('m'))
+            .unwrap_or(text),
+    )?;
+    match time.is_zero() {
+        true => Err("must be longer than no time".to_owned()),
+        false => Ok(time),
+    }
+}
+
 /// Parses how long to reconnect, or `none`: without a limit.
 pub(super) fn parse_retry(text: &str) -> Result<Duration, String> {
     match text {

@@ -139,6 +139,17 @@ fn options_stand_under_their_headings() {
          Output: --json\n"
     );
     assert_eq!(
+        visible("evacuate"),
+        "-: guests --help\n\
+         Connection: --all --to --connect\n\
+         Migration: --plan --within --mode --at-once --at-once-to --bandwidth --bandwidth-to \
+         --migrate-option\n\
+         Measurement: --line --seconds\n\
+         Security: --tls-ca --tls-cert --tls-key\n\
+         Recovery: --journal\n\
+         Output: --json\n"
+    );
+    assert_eq!(
         visible("invite"),
         "Connection: --template --name --connect --qmp --wait-for --receive-option --withdraw\n\
          Output: --json\n\
@@ -157,7 +168,7 @@ fn options_stand_under_their_headings() {
          Recovery: --journal\n\
          -: --help\n"
     );
-    assert_eq!(visible_commands().len(), 14, "one is not in this test");
+    assert_eq!(visible_commands().len(), 15, "one is not in this test");
 }
 
 #[test]
@@ -187,9 +198,10 @@ fn options_for_benchmarks_and_tests_are_hidden() {
         ]
     );
     assert_eq!(hidden("receive"), ["no-priority", "poll"]);
+    assert_eq!(hidden("evacuate"), ["host-facts"]);
     for command in visible_commands() {
         let name = command.get_name();
-        if !["migrate", "receive"].contains(&name) {
+        if !["migrate", "receive", "evacuate"].contains(&name) {
             assert_eq!(hidden(name), [""; 0], "{name}");
         }
     }

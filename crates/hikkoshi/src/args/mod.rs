@@ -22,6 +22,7 @@ mod disks;
 mod domain;
 mod durations;
 mod estimate;
+mod evacuate;
 mod generate;
 mod guard;
 mod guest_name;
@@ -63,6 +64,7 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
+pub(crate) use bandwidth::Bandwidth;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};
 pub(crate) use convergence::WhenStalled;
@@ -72,6 +74,7 @@ pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use durations::MAX_DOWNTIME_MS;
 pub(crate) use estimate::Estimate;
+pub(crate) use evacuate::{Evacuate, EvacuatedGuest};
 pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
 pub(crate) use guest_name::{DEFAULT as DEFAULT_GUEST_NAME, parse as parse_guest_name};
@@ -153,6 +156,15 @@ Exit status of estimate:
   1  The guest cannot be measured, or the destination does not answer
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
+Exit status of evacuate:
+  0  All guests have moved; with --plan: each one has a destination
+  1  Some stay at this host and run here; with --plan: they have no destination
+  2  Nothing was tried: the command line or the environment is invalid, no guest can be moved, or
+     no destination answers
+  3  Some were handed over, and their migrations are not finished. The same command again
+     continues them
+  4  A guest is lost
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)
@@ -196,6 +208,8 @@ pub(crate) enum Command {
     Dashboard(Dashboard),
     /// Predict for each mode what a migration would be like; nothing moves
     Estimate(Box<Estimate>),
+    /// Move all guests of this host, or some, to other hosts by a plan
+    Evacuate(Box<Evacuate>),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
     #[command(hide = true)]
     Guard(Guard),
@@ -245,6 +259,7 @@ impl Command {
             Self::Invite(invite) => invite.json.as_deref(),
             Self::DirtyRate(rate) => rate.json.as_deref(),
             Self::Estimate(estimate) => estimate.json.as_deref(),
+            Self::Evacuate(evacuate) => evacuate.json.as_deref(),
             Self::Receive(receive) => receive.output.json.as_deref(),
             Self::Receiver(receiver) => Some(&receiver.json),
             Self::Migrate(migrate) => migrate.output.json.as_deref(),

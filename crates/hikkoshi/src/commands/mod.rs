@@ -8,6 +8,7 @@ pub(crate) mod daemon;
 pub(crate) mod dashboard;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
+pub(crate) mod evacuate;
 mod find_journal;
 pub(crate) mod generate;
 mod give_up;

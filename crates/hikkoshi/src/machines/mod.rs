@@ -48,6 +48,28 @@ pub(crate) fn socket(run: &Path, name: &str) -> PathBuf {
     folder(run).join(format!("{name}.{QMP}"))
 }
 
+/// The names of the machines in this run folder whose QEMU runs, without those that wait for a
+/// guest, sorted.
+pub(crate) fn running(run: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(folder(run)) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let Some(name) = path.file_stem().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if is_socket(&path) && !is_marked(run, name) && is_served(&path)? {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
 /// Whether this may be the QMP socket of a machine.
 pub(crate) fn is_socket(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == QMP)
@@ -101,6 +123,19 @@ impl MachineFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines_that_run_are_listed() {
+        let run = tempfile::tempdir().unwrap();
+        assert!(running(run.path()).unwrap().is_empty());
+        make_folder(run.path()).unwrap();
+        let serve =
+            |name| std::os::unix::net::UnixListener::bind(socket(run.path(), name)).unwrap();
+        let _listeners = [serve("b"), serve("a"), serve("waits")];
+        drop(serve("ended"));
+        fs::write(folder(run.path()).join("waits.waiting"), "").unwrap();
+        assert_eq!(running(run.path()).unwrap(), ["a", "b"]);
+    }
 
     #[test]
     fn a_machine_that_runs_keeps_its_name() {

@@ -5,6 +5,7 @@ pub(crate) mod colours;
 pub(crate) mod columns;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
+pub(crate) mod evacuate;
 pub(crate) mod exit;
 pub(crate) mod history;
 pub(crate) mod line_format;

@@ -83,6 +83,28 @@ impl Domain {
         Err(DomainError::NotBuilt)
     }
 
+    /// The names of the domains that run at the daemon `uri`, sorted.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`]. [`DomainError::NotBuilt`] always, without the feature `libvirt`.
+    #[cfg(feature = "libvirt")]
+    pub fn running(uri: &str) -> Result<Vec<String>, DomainError> {
+        process::run_folder(uri)?;
+        crate::daemon::running_domains(uri)
+    }
+
+    /// The names of the domains that run at the daemon `uri`.
+    ///
+    /// # Errors
+    ///
+    /// [`DomainError::NotBuilt`].
+    #[cfg(not(feature = "libvirt"))]
+    pub fn running(uri: &str) -> Result<Vec<String>, DomainError> {
+        let _ = uri;
+        Err(DomainError::NotBuilt)
+    }
+
     /// A domain that was opened before, perhaps by another program. Does not connect to its daemon
     /// yet: much can be done while that is being restarted.
     #[must_use]

@@ -7,6 +7,7 @@ use crate::device::PreparedDevice;
 use crate::net::TapQueues;
 use crate::ram::PreparedRam;
 use crate::{Device, Lab, LabError, Nic, QemuVersion, Qmp, VmConfig, nano_kernel, spawn, tsc};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsString;
 use std::fs::File;
@@ -261,7 +262,8 @@ impl ExpectedVm {
     }
 
     /// Waits until QEMU has been started; `qmp` is its socket for the program under test. It is
-    /// killed when the machine is dropped.
+    /// killed when the machine is dropped. QEMUs of this command line that have ended before are
+    /// not meant.
     ///
     /// # Errors
     /// When it does not connect to the test's sockets.
@@ -302,6 +304,7 @@ impl PreparedVm {
         let mut starting = StartingVm {
             name: &name,
             stderr: &stderr_path,
+            is_expected: self.process.is_none(),
             process: self.process,
         };
         let output = starting.accept(&self.console_listener, "its console")?;
@@ -356,7 +359,16 @@ impl PreparedVm {
 struct StartingVm<'a> {
     name: &'a str,
     stderr: &'a Path,
+    /// Another program starts it, perhaps several times.
+    is_expected: bool,
     process: Option<VmProcess>,
+}
+
+/// Whether the other end was closed.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(stream, PollFlags::empty())];
+    let answered = rustix::event::poll(&mut polled, Some(&Timespec::default()));
+    answered.is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
 
 impl StartingVm<'_> {
@@ -364,6 +376,9 @@ impl StartingVm<'_> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Ok((stream, _)) = listener.accept() {
+                if self.is_expected && has_hung_up(&stream) {
+                    continue;
+                }
                 stream
                     .set_nonblocking(false)
                     .map_err(LabError::file("using the socket of", self.name))?;

@@ -37,7 +37,10 @@ pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
     })?;
     let destination = match (&remote, &checked.offer) {
         (None, _) => None,
-        (Some(remote), Some(offer)) => Some(ask(remote, offer, args.allow_cpu_mismatch)),
+        (Some(remote), Some(offer)) => {
+            let cancel = CancelFlag::new();
+            Some(ask(remote, offer, args.allow_cpu_mismatch, &cancel))
+        }
         (Some(_), None) => Some(Err(
             "the destination was not asked: the guest's memory cannot be described".to_owned(),
         )),
@@ -97,10 +100,15 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
     checked.map_err(|error| not_found(&error))
 }
 
-fn ask(
+/// Lets the destination compare.
+///
+/// # Errors
+/// It does not answer, or the disks cannot be offered: for people.
+pub(crate) fn ask(
     remote: &Remote,
     offer: &OfferedMachine,
     allow_cpu_mismatch: bool,
+    cancel: &CancelFlag,
 ) -> Result<Comparison, String> {
     // Their marks are removed when the destination has answered.
     let offered = offer
@@ -114,8 +122,7 @@ fn ask(
         allow_cpu_mismatch,
         disks: offered.disks.clone(),
     };
-    hikkoshi_engine::compare(remote, guest, &CancelFlag::new())
-        .map_err(|error| Report::new(&error).to_string())
+    hikkoshi_engine::compare(remote, guest, cancel).map_err(|error| Report::new(&error).to_string())
 }
 
 fn not_found(error: &dyn Error) -> Exit {

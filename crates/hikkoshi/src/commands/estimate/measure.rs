@@ -149,6 +149,7 @@ pub(crate) fn estimate(
         measurement,
         content,
         guest,
+        compressed,
         line,
         probed,
         choice: choose_mode(&possible),

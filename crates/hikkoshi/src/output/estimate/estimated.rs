@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hikkoshi_dirty_rate::Measurement;
-use hikkoshi_estimate::{Choice, Guest, Line, Prediction};
+use hikkoshi_estimate::{Choice, CompressedPages, Guest, Line, Prediction};
 use hikkoshi_memory::ContentSample;
 
 /// What was measured, and what follows from it.
@@ -13,6 +13,8 @@ pub(crate) struct Estimated {
     pub(crate) measurement: Measurement,
     pub(crate) content: ContentSample,
     pub(crate) guest: Guest,
+    /// What each method makes of its content.
+    pub(crate) compressed: Vec<CompressedPages>,
     pub(crate) line: Line,
     /// Bytes of the probe, and its time; `None`: the line was given.
     pub(crate) probed: Option<(u64, Duration)>,

@@ -1,0 +1,160 @@
+//! What an earlier run has left: moves that still run are waited for, and those that were
+//! interrupted are resumed.
+
+use std::ffi::OsString;
+use std::thread::sleep;
+
+use super::child::{Failure, MoveEnd, MoveProcess};
+use super::guests::{NamedGuest, Reached};
+use super::interrupts::Interrupts;
+use super::journal::{EvacuationJournal, GuestRecord, GuestStage, MoveFiles};
+use super::moves::TICK;
+use crate::args::Evacuate;
+use crate::output::exit::{Exit, ExitStatus};
+use crate::output::reason::Reason;
+use crate::output::streams;
+
+/// The words that resume the migration of this guest.
+pub(super) fn resume_words(args: &Evacuate, guest: &NamedGuest) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["migrate".into(), "--resume".into()];
+    words.extend(guest.words());
+    let run = crate::journal::absolute(&args.journals.path());
+    words.extend(["--journal".into(), run.into()]);
+    words
+}
+
+/// The stage of a guest whose move has failed in this way, if it is not to be tried again.
+pub(super) fn stage_after(failure: &Failure) -> GuestStage {
+    let message = failure.text();
+    match failure.exit_status {
+        4 => GuestStage::Lost { message },
+        3 => GuestStage::Unfinished {
+            message,
+            resume: failure.resume.clone(),
+        },
+        _ => GuestStage::Stays { message },
+    }
+}
+
+struct Left {
+    name: String,
+    record: GuestRecord,
+    process: MoveProcess,
+    files: MoveFiles,
+}
+
+/// Finishes what an earlier run has left. A first interrupt cancels what can be, a second one ends
+/// the waiting.
+pub(super) fn settle(
+    args: &Evacuate,
+    journal: &mut EvacuationJournal,
+    interrupts: &Interrupts,
+) -> Result<(), Exit> {
+    let mut left = Vec::new();
+    for (name, record) in journal.guests.clone() {
+        let pid = match record.stage {
+            GuestStage::Moving { pid } => Some(pid),
+            GuestStage::Unfinished { .. } => None,
+            _ => continue,
+        };
+        let files = journal.files(&name);
+        let process = match pid.and_then(|pid| MoveProcess::left(pid, &files)) {
+            Some(process) => process,
+            None => {
+                if let (
+                    Some(_),
+                    moved @ MoveEnd::Moved {
+                        total_ms: Some(_), ..
+                    },
+                ) = (pid, super::child::end(None, &files))
+                {
+                    note(journal, &name, record, &moved)?;
+                    continue;
+                }
+                let guest = record.at.guest(&name);
+                let process = MoveProcess::start(&resume_words(args, &guest), &files);
+                process.map_err(|error| not_started(&name, &error))?
+            }
+        };
+        streams::notice(&format!(
+            "{name}: its move of an earlier run is finished first"
+        ));
+        left.push(Left {
+            name,
+            record,
+            process,
+            files,
+        });
+    }
+    let mut interrupted = false;
+    while !left.is_empty() {
+        if interrupts.take() {
+            if interrupted {
+                let what = "moves of an earlier run were left as they are";
+                return Err(Exit::new(ExitStatus::Unfinished, Reason::Cancelled, what)
+                    .with("the same command again continues them"));
+            }
+            interrupted = true;
+            left.iter().for_each(|it| it.process.cancel());
+        }
+        let mut running = Vec::new();
+        for mut it in left {
+            match it.process.ended(&it.files) {
+                None => running.push(it),
+                Some(end) => note(journal, &it.name, it.record, &end)?,
+            }
+        }
+        left = running;
+        if !left.is_empty() {
+            sleep(TICK);
+        }
+    }
+    if interrupted {
+        let what = "the evacuation was cancelled before it began";
+        return Err(Exit::new(ExitStatus::AtSource, Reason::Cancelled, what));
+    }
+    Ok(())
+}
+
+pub(super) fn not_started(name: &str, error: &std::io::Error) -> Exit {
+    let what = format!("{name}: starting a process that moves it: {error}");
+    Exit::new(ExitStatus::Usage, Reason::System, what)
+}
+
+fn note(
+    journal: &mut EvacuationJournal,
+    name: &str,
+    mut record: GuestRecord,
+    end: &MoveEnd,
+) -> Result<(), Exit> {
+    record.stage = match end {
+        MoveEnd::Moved {
+            total_ms,
+            downtime_ms,
+        } => {
+            record.total_ms = *total_ms;
+            record.downtime_ms = *downtime_ms;
+            GuestStage::Moved
+        }
+        MoveEnd::Failed(failure) => stage_after(failure),
+    };
+    journal
+        .set(name, record)
+        .map_err(|error| cannot_note(&error))
+}
+
+/// The journal cannot be written.
+pub(super) fn cannot_note(error: &std::io::Error) -> Exit {
+    let what = format!("writing the journal of the evacuation: {error}");
+    Exit::new(ExitStatus::Usage, Reason::Journal, what)
+}
+
+impl Reached {
+    /// A guest that is reached in this way.
+    pub(super) fn guest(&self, name: &str) -> NamedGuest {
+        NamedGuest {
+            name: name.to_owned(),
+            at: self.clone(),
+        }
+    }
+}
