@@ -9,8 +9,8 @@ use crate::inputs::{CompressedPages, Line};
 /// `auto` compresses if it takes at most this part of the time, as the engine does.
 const BEGIN: f64 = 0.75;
 
-/// What `auto` sends before it compresses: what the buffers of each link take at once, in bytes, and
-/// what the line carries in so many seconds, in which it is measured.
+/// What `auto` sends before it compresses: what the buffers of each link take at once, in bytes,
+/// and what the line carries in so many seconds, in which it is measured.
 const BUFFERED: f64 = 4e6;
 const MEASURED: f64 = 0.25;
 

@@ -39,8 +39,8 @@ const BEGIN: f64 = 0.75;
 const BETTER: f64 = 0.9;
 const STAY: f64 = 0.95;
 
-/// Bytes of pages between two probes: at least, and at most when they show no gain. A guest's memory
-/// is not the same everywhere, and a probe sees little of it.
+/// Bytes of pages between two probes: at least, and at most when they show no gain. A guest's
+/// memory is not the same everywhere, and a probe sees little of it.
 const PROBE_EVERY: (u64, u64) = (2 << 20, 16 << 20);
 
 /// The windows in a row of which each is taken as it is, and not averaged: when the line begins to
@@ -55,8 +55,8 @@ const BUFFERED: u64 = 16 << 20;
 /// of sending.
 const AT_ONCE: f64 = 4.0;
 
-/// For how long a method is not used that made the link slower, in seconds of sending: at first, and
-/// at most when that was in vain.
+/// For how long a method is not used that made the link slower, in seconds of sending: at first,
+/// and at most when that was in vain.
 const PAUSE: (f64, f64) = (2.0, 64.0);
 
 /// How long a method is used before the line is tried without it, in seconds of sending, at first;

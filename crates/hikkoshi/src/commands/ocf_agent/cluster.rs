@@ -151,8 +151,8 @@ impl Cluster {
     }
 }
 
-/// Has Pacemaker look at all nodes again for this resource, later: this action's failure is recorded
-/// when it has ended.
+/// Has Pacemaker look at all nodes again for this resource, later: this action's failure is
+/// recorded when it has ended.
 fn refresh(resource: &str, after: Duration) -> std::io::Result<()> {
     const SCRIPT: &str = "sleep \"$1\"; exec crm_resource --refresh --resource \"$2\"";
     let seconds = after.as_secs().to_string();
