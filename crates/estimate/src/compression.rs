@@ -12,7 +12,7 @@ const BEGIN: f64 = 0.75;
 /// What `auto` sends before it compresses: what the buffers of each link take at once, in bytes,
 /// and what the line carries in so many seconds, in which it is measured.
 const BUFFERED: f64 = 4e6;
-const MEASURED: f64 = 0.25;
+const MEASURED: f64 = 0.15;
 
 /// What a migration with these options compresses over `line`, if anything. Reading a page takes
 /// `read_page` seconds. `samples` has what each method makes of the guest.
