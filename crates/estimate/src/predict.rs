@@ -250,6 +250,44 @@ pub(crate) mod tests {
         (value / expected - 1.0).abs() <= part
     }
 
+    /// Compressed to a third, but for the first 60 MB.
+    #[test]
+    fn what_is_sent_before_compression_counts() {
+        let (mut guest, line) = (idle(), gbit(1.0));
+        guest.compression = Some(crate::CompressedPages {
+            method: hikkoshi_wire::CompressionMethod::Zstd,
+            page_bytes: 4096.0 / 3.0,
+            page_seconds: 8e-6,
+            sent_before: 60e6,
+        });
+        let content = 153_600.0 * 4096.0;
+        let bytes = 60e6 + (content - 60e6) / 3.0;
+        for mode in MODES {
+            let prediction = predicted(&guest, &line, mode);
+            assert!(near(prediction.bytes.likely, bytes, 0.06), "{prediction:?}");
+            let seconds = bytes / 119e6;
+            assert!(
+                near(prediction.total.likely, seconds, 0.2),
+                "{prediction:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_is_compressed_while_the_guest_waits() {
+        let (mut guest, line) = (guest(at_random(262_144.0, 20_000.0, 150_000.0)), gbit(1.0));
+        let plain = predicted(&guest, &line, Mode::Postcopy);
+        guest.compression = Some(crate::CompressedPages {
+            method: hikkoshi_wire::CompressionMethod::Zstd,
+            page_bytes: 4096.0 / 3.0,
+            page_seconds: 8e-6,
+            sent_before: 0.0,
+        });
+        let compressed = predicted(&guest, &line, Mode::Postcopy);
+        let part = compressed.bytes.likely / plain.bytes.likely;
+        assert!((0.6..1.0).contains(&part), "{part}");
+    }
+
     #[test]
     fn an_idle_guest_takes_as_long_as_its_content() {
         let (guest, line) = (idle(), gbit(1.0));

@@ -5,7 +5,7 @@
 //! # Model
 //!
 //! An [`Evacuation`] is what was found out: the [`Guest`]s as they were measured, the
-//! [`Destination`]s as they have answered, the lines to them, and the limits. [`plan`] makes a
+//! [`Destination`]s as they have answered, the lines to them, and the limits. [`plan()`] makes a
 //! [`Plan`] of it:
 //!
 //! * `admission.rs`: which destination may have which guest.

@@ -27,6 +27,8 @@ pub(crate) struct ReceiveContext {
     /// `None` when all pages go through the installer.
     pub(crate) memory: Option<RamWriter>,
     pub(crate) installer: OnceLock<Arc<Installer>>,
+    /// *Commit* has arrived.
+    committed: OnceLock<()>,
     /// What an observer reads; the next four are parts of it.
     pub(crate) live: Arc<Live>,
     pub(crate) counters: Arc<Counters>,
@@ -42,12 +44,24 @@ impl ReceiveContext {
         Arc::new(Self {
             memory,
             installer: OnceLock::new(),
+            committed: OnceLock::new(),
             counters: Arc::clone(&live.counters),
             tracker: Arc::clone(&live.tracker),
             map: Arc::clone(&live.map),
             steps: Arc::clone(&live.steps),
             live,
         })
+    }
+
+    /// *Commit* has arrived.
+    pub(crate) fn set_committed(&self) {
+        let _ = self.committed.set(());
+    }
+
+    /// Whether the source waits for nothing any more that holds the guest up. A migration that was
+    /// resumed, whose pages all go through the installer, was committed before.
+    pub(crate) fn is_committed(&self) -> bool {
+        self.memory.is_none() || self.committed.get().is_some()
     }
 
     /// What installs pages, if post-copy is prepared. Waits until all missing pages are known.

@@ -24,11 +24,11 @@ use hikkoshi_linux::{Priority, PriorityClass};
 /// bytes keeps the link busy.
 pub(crate) const ACK_EVERY: u64 = 32 << 10;
 
-/// In post-copy, over TCP: the source knows from its kernel what has arrived, and needs an
-/// acknowledgement only of what has been installed. So it receives one for this many bytes, or when
-/// nothing has arrived for [`IDLE_IN_POSTCOPY`]. It is more than a piece, and each one costs both
-/// sides as much as a small piece.
-const ACK_EVERY_IN_POSTCOPY: u64 = 512 << 10;
+/// In post-copy, after *commit*, over TCP: the source knows from its kernel what has arrived, and
+/// needs an acknowledgement only of what has been installed. So it receives one for this many
+/// bytes, or when nothing has arrived for [`IDLE_IN_POSTCOPY`]. It is more than a piece, and each
+/// one costs both sides as much as a small piece.
+const ACK_EVERY_IN_POSTCOPY: u64 = 256 << 10;
 
 /// See [`ACK_EVERY_IN_POSTCOPY`]. Longer than the interval of two pieces on a slow line.
 const IDLE_IN_POSTCOPY: Duration = Duration::from_millis(2);
@@ -280,9 +280,9 @@ impl PageReceiver {
         };
         let bytes = self.reader.received();
         let doing = "acknowledging background pages";
-        let (every, idle) = match self.context.installer.get() {
-            Some(_) if self.has_tcp_info => (ACK_EVERY_IN_POSTCOPY, IDLE_IN_POSTCOPY),
-            _ => (ACK_EVERY, Duration::ZERO),
+        let (every, idle) = match self.has_tcp_info && self.context.is_committed() {
+            true => (ACK_EVERY_IN_POSTCOPY, IDLE_IN_POSTCOPY),
+            false => (ACK_EVERY, Duration::ZERO),
         };
         let due = bytes - self.acked >= every
             || !self

@@ -10,7 +10,7 @@ const TIMEOUT: &str = "a migration has no time limit: --when-stalled says what h
                        cancel' the migration";
 
 /// Less to send, or a slower guest.
-const CONVERGE: &str = "the guest is not slowed down, and pages are not compressed: --when-stalled \
+const CONVERGE: &str = "the guest is not slowed down: --when-stalled \
                         switch or --mode hybrid end a pre-copy that does not converge";
 
 /// Checks that are switched off.

@@ -16,8 +16,8 @@ const PORT: u16 = 7000;
 pub(crate) struct HostArgs {
     /// Ask another host, by ssh; with --tls-ca, its `hikkoshi daemon`; can be repeated
     ///
-    /// By ssh: [USER@]HOST, where hikkoshi is installed. With --tls-ca: HOST[:PORT] of a
-    /// `hikkoshi daemon --admit`, which answers if a line of that file has a name of this side's
+    /// By ssh: HOST or USER@HOST, where hikkoshi is installed. With --tls-ca: HOST or HOST:PORT of
+    /// a `hikkoshi daemon --admit`, which answers if a line of that file has a name of this side's
     /// certificate. PORT is 7000 if it is not given.
     #[arg(verbatim_doc_comment,
         long = "host",

@@ -26,9 +26,9 @@ use hikkoshi_wire::CompressionMethod;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
     /// Never.
-    #[default]
     Off,
     /// While the line is what limits, by the method with which the pages arrive soonest.
+    #[default]
     Auto,
     /// Always, by this method, where that makes them smaller.
     Always(CompressionMethod),

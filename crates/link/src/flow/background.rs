@@ -161,9 +161,11 @@ impl BackgroundSender {
         stop: &CancelFlag,
     ) -> Result<(), LinkError> {
         // A page that was claimed and waits for the compressor makes the guest wait for longer.
-        if self.window.guest_waits() {
+        let urgent = self.urgent_activity.as_ref();
+        if urgent.is_some_and(|urgent| urgent.is_recent(Instant::now())) {
+            let result = self.content(Frame::Pages { range }, content, stop);
             self.idle();
-            return self.content(Frame::Pages { range }, content, stop);
+            return result;
         }
         // Taken out: the compressed bytes are in it.
         let Some(mut compression) = self.compression.take() else {
@@ -320,20 +322,28 @@ impl BackgroundSender {
 
     fn await_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
         check(stop)?;
-        // In post-copy TCP_INFO says what has arrived; acknowledgements are read when the window
-        // is full without them, and in between to know what the peer has applied.
-        if self.urgent_activity.is_none() || self.last_acks.elapsed() > ACKS_INTERVAL {
-            self.read_acks(Duration::ZERO)?;
-        }
+        self.read_due_acks()?;
         self.wait_for_rate_limit(stop)?;
         loop {
             self.sample_tcp_info();
             match self.window.wait(bytes) {
                 Wait::None => return Ok(()),
                 Wait::Acknowledgement => self.read_acks(TICK)?,
-                Wait::For(time) => thread::sleep(time.min(MAX_SLEEP)),
+                Wait::For(time) => {
+                    thread::sleep(time.min(MAX_SLEEP));
+                    self.read_due_acks()?;
+                }
             }
             check(stop)?;
+        }
+    }
+
+    /// Reads the acknowledgements that are there. In post-copy TCP_INFO says what has arrived, so
+    /// they are read when the window is full without them, and now and then.
+    fn read_due_acks(&mut self) -> Result<(), LinkError> {
+        match self.urgent_activity.is_none() || self.last_acks.elapsed() > ACKS_INTERVAL {
+            true => self.read_acks(Duration::ZERO),
+            false => Ok(()),
         }
     }
 

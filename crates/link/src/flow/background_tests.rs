@@ -50,8 +50,8 @@ fn nothing_is_compressed_while_the_guest_waits() {
     assert!(matches!(send(4), Frame::Pages { .. }));
     assert!(matches!(send(8), Frame::Pages { .. }));
     // It may ask for the next page soon.
-    drop(answering);
     let answered = Instant::now();
+    drop(answering);
     let frame = send(12);
     // A slow machine proves nothing here.
     if answered.elapsed() < RECENT {

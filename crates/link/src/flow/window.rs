@@ -127,11 +127,6 @@ impl Window {
         self.guest_waits = guest_waits;
     }
 
-    /// Whether the guest waits for pages, as far as is known.
-    pub(crate) fn guest_waits(&self) -> bool {
-        self.guest_waits
-    }
-
     /// Bytes sent on the link so far, including headers.
     pub(crate) fn sent(&self) -> u64 {
         self.sent

@@ -46,8 +46,10 @@ impl Stoppable {
     fn read_raw(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         until_stopped(self.deadline, &self.stop, || match &mut self.spin {
             Some(spin) => spin.read(&self.stream, buffer, &self.stop),
-            // Only `payload` reads more at once: it needs all of it.
-            None if buffer.len() > READ_BUFFER => self.stream.read_all(buffer),
+            // Only `payload` reads more at once: it needs all of it. (TLS reads what there is.)
+            None if buffer.len() > READ_BUFFER && !matches!(*self.stream, Stream::Secure(_)) => {
+                self.stream.read_all(buffer)
+            }
             None => (&*self.stream).read(buffer),
         })
     }

@@ -166,6 +166,7 @@ impl HandoverDriver<'_> {
                 Observation::Nothing
             }
             DestinationSessionEvent::Message(ToDestination::Commit) => {
+                self.context.set_committed();
                 if let LinkState::Up(links) = &mut self.links {
                     links.session.set_committed();
                 }

@@ -149,7 +149,7 @@ impl SourceSession {
         let compression = if more.features.has(Features::COMPRESSED_PAGES) {
             shared.options.compression
         } else {
-            if shared.options.compression != Compression::Off {
+            if matches!(shared.options.compression, Compression::Always(_)) {
                 tracing::warn!(
                     "the destination's version cannot decompress pages: they are sent as they are"
                 );

@@ -283,7 +283,6 @@ impl Setup {
     }
 }
 
-/// The control of a source that keeps no record, and is never changed.
 /// Pages travel as they are: relays read frames, and tests count them.
 pub(crate) fn uncompressed() -> SourceOptions {
     SourceOptions {
@@ -292,6 +291,7 @@ pub(crate) fn uncompressed() -> SourceOptions {
     }
 }
 
+/// The control of a source that keeps no record, and is never changed.
 pub(crate) fn migrate_control(observer: &Arc<Notices>) -> MigrateControl {
     MigrateControl {
         cancel: CancelFlag::new(),
