@@ -98,8 +98,8 @@ mod tests {
     fn systems_take_turns() {
         let plan = plan(&["--only", "1gbit", "--only", "busy", "--rounds", "2"]).unwrap();
         let turns: Vec<_> = plan.turns().collect();
-        assert_eq!(turns.len(), 8);
-        let (first, second) = turns.split_at(4);
+        assert_eq!(turns.len(), 12);
+        let (first, second) = turns.split_at(6);
         assert!(first.iter().zip(second).all(|(a, b)| a.1 == b.1));
         assert!(first.iter().all(|turn| turn.0 == 0) && second.iter().all(|turn| turn.0 == 1));
     }
@@ -120,8 +120,8 @@ mod tests {
                 .iter()
                 .all(|case| case.network == NetworkKind::Gbit(1))
         );
-        // Of `busy` both, of `paced` and `private-paced` hybrid.
-        assert_eq!(plan.cases.len(), 4, "{:?}", plan.cases);
+        // Of `busy` both, and hybrid without compression; of `paced` and `private-paced` hybrid.
+        assert_eq!(plan.cases.len(), 5, "{:?}", plan.cases);
         let text = super::Plan::new(&Args::parse_from(["bench", "--only", "gbit"]))
             .unwrap_err()
             .to_string();
@@ -132,7 +132,7 @@ mod tests {
     fn each_case_has_its_own_rounds_unless_overridden() {
         let own = plan(&["--only", "1gbit", "--only", "busy"]).unwrap();
         let rounds: Vec<_> = own.cases.iter().map(|case| case.rounds).collect();
-        assert_eq!(rounds, [5, 5, 5, 5]);
+        assert_eq!(rounds, [5; 6]);
         let one = plan(&["--rounds", "1"]).unwrap();
         assert_eq!(one.turns().count(), one.cases.len());
         let endless = plan(&["--only", "endless", "--rounds", "5"]).unwrap();

@@ -234,7 +234,8 @@ fn assert_history(folder: &Path, cancelled: &hikkoshi_status::Migration) {
     );
     // Both sides are on this host.
     assert_eq!(entry["sides"].as_array().unwrap().len(), 2, "{entry}");
-    assert!(entry["bytes"].as_u64() > Some(0));
+    // It may have been cancelled before a page had arrived.
+    assert!(entry["bytes"].is_u64());
     let table = history(&[]);
     assert!(table.contains("cancelled"), "{table}");
     assert_eq!(history(&["--json", "--guest", "no such guest"]), "");

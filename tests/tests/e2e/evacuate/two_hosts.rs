@@ -6,6 +6,7 @@ use serde_json::Value;
 
 /// Two guests, and two hosts with room for one each: the plan says so first, and nothing moves.
 #[test]
+#[ignore = "two guests and two hosts: make test-evacuate"]
 fn two_guests_go_to_two_hosts() {
     let mut evacuation = Evacuation::start(&["web-one", "web-two"], 2);
     evacuation.room = ROOM_FOR_ONE;
