@@ -1,11 +1,8 @@
 //! A machine of a template whose guest is to boot from its disks.
 
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use error_reporter::Report;
 use hikkoshi_linux::is_served;
@@ -43,23 +40,8 @@ impl BootedMachine {
         // The guest does not run before QEMU's monitor can be used: a QEMU whose virtual processors
         // run is never seen to wait for clients.
         words.arguments.push("-S".to_owned());
-        let start = || {
-            let log = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .mode(0o600)
-                .open(&files.log)?;
-            log.set_len(0)?;
-            Command::new(&words.program)
-                .args(&words.arguments)
-                .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log)
-                // It goes on when this program has ended, or was killed with its group.
-                .process_group(0)
-                .spawn()
-        };
-        let child = start()
+        let child = files
+            .spawn(&words)
             .map_err(|error| format!("starting {}: {}", words.program, Report::new(&error)))?;
         Ok(Self {
             child,

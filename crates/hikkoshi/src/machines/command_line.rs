@@ -1,6 +1,11 @@
 //! The command line of a machine, from a template.
 
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use super::MachineFiles;
 use crate::args::Words;
@@ -17,6 +22,25 @@ impl MachineFiles {
             .arguments
             .extend(["-incoming", "defer"].map(str::to_owned));
         Ok(words)
+    }
+
+    /// Starts the program of `words`, with its output in the machine's log. It is a group of its
+    /// own: a signal from the terminal is not for it, and it goes on when this program has ended.
+    pub(in super::super) fn spawn(&self, words: &Words) -> io::Result<Child> {
+        // Appended to, so that it can be cut while QEMU writes to it.
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.log)?;
+        log.set_len(0)?;
+        Command::new(&words.program)
+            .args(&words.arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
     }
 
     /// The command line by which the guest boots from its disks.

@@ -1,7 +1,7 @@
 //! The states of a guest on one node, and how they follow from what was found.
 
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_qemu::{GuestState, LastMigration, MOVED_STATE};
+use hikkoshi_qemu::{GuestState, MOVED_STATE};
 
 /// Defines [`State`] with the words of its states and what they mean.
 macro_rules! states {
@@ -190,7 +190,6 @@ impl Facts {
         };
         match guest.state.as_str() {
             MOVED_STATE | "postmigrate" => State::Moved,
-            "inmigrate" if guest.migration == LastMigration::InProgress => State::Incoming,
             "inmigrate" => State::Incoming,
             // Its journal is elsewhere.
             _ if guest.has_userfault && !has_all => State::Unknown,
@@ -203,5 +202,143 @@ impl Facts {
             // Such as one that hikkoshi has paused for a move, without its journal.
             _ => State::Unknown,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_qemu::LastMigration;
+
+    fn nothing() -> Facts {
+        Facts {
+            qemu: Qemu::None,
+            waits: false,
+            source: None,
+            destination: None,
+            has_unreadable: false,
+            peer_is_gone: false,
+        }
+    }
+
+    fn source(stage: SourceStage, held: bool, peer_is_gone: bool) -> Option<State> {
+        let facts = Facts {
+            qemu: Qemu::Process(Some(1)),
+            source: Some(SourceFacts { stage, held }),
+            peer_is_gone,
+            ..nothing()
+        };
+        facts.state()
+    }
+
+    /// Whatever QEMU says: it is not asked.
+    #[test]
+    fn a_guest_that_was_handed_over_does_not_run_at_its_source() {
+        for held in [false, true] {
+            use SourceStage::{Committed, Done, HandedOver};
+            assert_eq!(source(Committed, held, false), Some(State::Committed));
+            assert_eq!(source(HandedOver, held, false), Some(State::Owing));
+            assert_eq!(source(Done, held, false), Some(State::Moved));
+            assert_eq!(source(Committed, held, true), Some(State::Forsaken));
+            assert_eq!(source(HandedOver, held, true), Some(State::Forsaken));
+        }
+        assert_eq!(source(SourceStage::Owned, true, true), Some(State::Leaving));
+        let interrupted = Some(State::Interrupted);
+        assert_eq!(source(SourceStage::Owned, false, true), interrupted);
+    }
+
+    #[test]
+    fn a_destination_is_what_its_journal_says() {
+        use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
+        let state = |stage, has_qemu, held, peer_is_gone| {
+            let facts = Facts {
+                qemu: match has_qemu {
+                    true => Qemu::Process(Some(1)),
+                    false => Qemu::None,
+                },
+                destination: Some(DestinationFacts {
+                    stage,
+                    postcopy: true,
+                    held,
+                    has_qemu,
+                    reported_lost: false,
+                }),
+                peer_is_gone,
+                ..nothing()
+            };
+            facts.state()
+        };
+        for (stage, has_qemu, held, peer_is_gone, expected) in [
+            (Receiving, true, true, false, Some(State::Incoming)),
+            (Receiving, false, false, false, Some(State::Absent)),
+            (Ready, true, true, false, Some(State::Ready)),
+            // Its source has to learn that it never ran.
+            (Ready, false, true, false, Some(State::Ready)),
+            (Ready, true, true, true, Some(State::Orphaned)),
+            (Declined, true, true, false, Some(State::Declined)),
+            (Declined, false, true, false, Some(State::Absent)),
+            (Running, true, true, false, Some(State::Arriving)),
+            (Running, true, false, false, Some(State::Stranded)),
+            (Running, true, true, true, Some(State::Lost)),
+            (Running, false, true, false, Some(State::Lost)),
+            // QEMU is asked: all pages are there.
+            (Complete, true, false, true, None),
+            (Complete, false, false, false, Some(State::Absent)),
+        ] {
+            let found = state(stage, has_qemu, held, peer_is_gone);
+            assert_eq!(
+                found, expected,
+                "{stage:?} {has_qemu} {held} {peer_is_gone}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_qemu_that_waits_has_no_guest() {
+        let mut facts = Facts {
+            qemu: Qemu::Process(None),
+            waits: true,
+            ..nothing()
+        };
+        assert_eq!(facts.state(), Some(State::Incoming));
+        facts.peer_is_gone = true;
+        assert_eq!(facts.state(), Some(State::Orphaned));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_nothing() {
+        assert_eq!(nothing().state(), Some(State::Absent));
+        let facts = Facts {
+            has_unreadable: true,
+            ..nothing()
+        };
+        assert_eq!(facts.state(), Some(State::Unknown));
+    }
+
+    #[test]
+    fn qemu_is_asked_if_no_journal_decides() {
+        let facts = Facts {
+            qemu: Qemu::Process(Some(1)),
+            ..nothing()
+        };
+        assert_eq!(facts.state(), None);
+        assert_eq!(facts.answered(None), State::Silent);
+        let says = |state: &str, has_userfault| {
+            facts.answered(Some(&GuestState {
+                state: state.to_owned(),
+                running: state == "running",
+                has_userfault,
+                migration: LastMigration::None,
+            }))
+        };
+        assert_eq!(says("running", false), State::Running);
+        assert_eq!(says("running", true), State::Unknown);
+        assert_eq!(says("paused", false), State::Paused);
+        assert_eq!(says("prelaunch", false), State::Prepared);
+        assert_eq!(says("shutdown", false), State::Halted);
+        assert_eq!(says("inmigrate", false), State::Incoming);
+        assert_eq!(says(MOVED_STATE, false), State::Moved);
+        assert_eq!(says("postmigrate", false), State::Moved);
+        assert_eq!(says("paused by hikkoshi for a move", false), State::Unknown);
     }
 }

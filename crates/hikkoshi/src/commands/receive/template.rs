@@ -4,12 +4,10 @@
 //! the source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
 //! ([`WaitingMark`]).
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,27 +66,10 @@ impl TemplateQemu {
             let what = format!("the template {}: {why}", template.display());
             Exit::new(ExitStatus::Usage, Reason::Usage, what)
         })?;
-        let start = || {
-            // Appended to, so that it can be cut while QEMU writes to it.
-            let log = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .mode(0o600)
-                .open(&machine.log)?;
-            log.set_len(0)?;
-            Command::new(&words.program)
-                .args(&words.arguments)
-                .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log)
-                // A signal from the terminal is not for it.
-                .process_group(0)
-                .spawn()
-        };
         if args.name_for_daemon().is_some() {
             mark.set().map_err(preparing)?;
         }
-        let child = start().map_err(|error| {
+        let child = machine.spawn(&words).map_err(|error| {
             let _ = mark.clear();
             failed(format!(
                 "starting {}: {}",
