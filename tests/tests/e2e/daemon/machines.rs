@@ -32,8 +32,10 @@ fn a_machine_ends_with_its_receiver_until_it_may_run_its_guest() {
         let invitation = daemon.invitation(&template, "one", &[]);
         (expected.wait(&qmp).unwrap(), invitation)
     };
-    // The rounds take a while, and then the guest is paused for as long as it takes.
-    let slowly = "--mode precopy --bandwidth 20M --max-downtime 60000 --retry-for 600 --to -";
+    // The rounds take a while, and then the guest is paused for as long as it takes. Compressed
+    // they would be over too soon.
+    let slowly = "--mode precopy --bandwidth 20M --compress off --max-downtime 60000 \
+                  --retry-for 600 --to -";
     let slowly: Vec<_> = slowly.split(' ').collect();
     let migrate = |invitation: &str| {
         let command = guest.migrate(&journal, &slowly);
