@@ -3,9 +3,10 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+use hikkoshi_linux::in_own_session;
 
 use super::MachineFiles;
 use crate::args::Words;
@@ -24,8 +25,8 @@ impl MachineFiles {
         Ok(words)
     }
 
-    /// Starts the program of `words`, with its output in the machine's log. It is a group of its
-    /// own: a signal from the terminal is not for it, and it goes on when this program has ended.
+    /// Starts the program of `words`, with its output in the machine's log. It goes on when this
+    /// program has ended.
     pub(in super::super) fn spawn(&self, words: &Words) -> io::Result<Child> {
         // Appended to, so that it can be cut while QEMU writes to it.
         let log = OpenOptions::new()
@@ -34,13 +35,13 @@ impl MachineFiles {
             .mode(0o600)
             .open(&self.log)?;
         log.set_len(0)?;
-        Command::new(&words.program)
+        let mut command = Command::new(&words.program);
+        command
             .args(&words.arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .process_group(0)
-            .spawn()
+            .stderr(log);
+        in_own_session(&mut command).spawn()
     }
 
     /// The command line by which the guest boots from its disks.
