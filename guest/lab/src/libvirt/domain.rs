@@ -49,7 +49,35 @@ impl<'h> Domain<'h> {
         hosts: &'h LibvirtHosts,
         config: DomainConfig,
     ) -> Result<Self, LabError> {
-        let mut domain = Self {
+        let mut domain = Self::new(source, hosts, config)?;
+        let path = domain.write_xml(source)?;
+        if domain.config.persistent {
+            source.virsh(&["define", &path])?;
+            source.virsh(&["start", domain.name()])?;
+        } else {
+            source.virsh(&["create", &path])?;
+        }
+        if domain.config.console == DomainConsole::Terminal {
+            domain.open_terminal(source)?;
+        }
+        domain.wait_ready(source)?;
+        Ok(domain)
+    }
+
+    /// The guest of a domain that another program starts.
+    ///
+    /// # Errors
+    /// When its console cannot be made.
+    pub fn expect(hosts: &'h LibvirtHosts, config: DomainConfig) -> Result<Self, LabError> {
+        Self::new(&hosts.source, hosts, config)
+    }
+
+    fn new(
+        source: &LibvirtHost,
+        hosts: &'h LibvirtHosts,
+        config: DomainConfig,
+    ) -> Result<Self, LabError> {
+        let domain = Self {
             console: Console::new(),
             inputs: Inputs::default(),
             terminal: None,
@@ -61,23 +89,27 @@ impl<'h> Domain<'h> {
                 domain.listen(host)?;
             }
         }
-        let xml = domain.config.xml()?;
-        let path = source.folder().join(format!("{}.xml", domain.name()));
-        fs::write(&path, xml).map_err(LabError::file("writing", &path))?;
-        let path = format!("{}/{}.xml", LibvirtHost::FOLDER, domain.name());
-        if domain.config.persistent {
-            source.virsh(&["define", &path])?;
-            source.virsh(&["start", domain.name()])?;
-        } else {
-            source.virsh(&["create", &path])?;
-        }
-        if domain.config.console == DomainConsole::Terminal {
-            domain.open_terminal(source)?;
-        }
-        domain.wait_report(source, "the workload to start", 0, BOOT_TIMEOUT, |report| {
-            matches!(report, GuestReport::Ready(_)).then_some(())
-        })?;
         Ok(domain)
+    }
+
+    /// Writes the domain's XML to a file of the host, and returns its path there.
+    ///
+    /// # Errors
+    /// When the guest's files are missing, or the file cannot be written.
+    pub fn write_xml(&self, host: &LibvirtHost) -> Result<String, LabError> {
+        let path = host.folder().join(format!("{}.xml", self.name()));
+        fs::write(&path, self.config.xml()?).map_err(LabError::file("writing", &path))?;
+        Ok(format!("{}/{}.xml", LibvirtHost::FOLDER, self.name()))
+    }
+
+    /// Waits until the workload has started on that host.
+    ///
+    /// # Errors
+    /// When the guest does not boot.
+    pub fn wait_ready(&self, host: &LibvirtHost) -> Result<(), LabError> {
+        self.wait_report(host, "the workload to start", 0, BOOT_TIMEOUT, |report| {
+            matches!(report, GuestReport::Ready(_)).then_some(())
+        })
     }
 
     /// Accepts each QEMU that connects to the console's socket on this host.

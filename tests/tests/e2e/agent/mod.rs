@@ -2,14 +2,18 @@
 //! a daemon each, and what an agent asks Pacemaker for is answered by scripts.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+mod domains;
 mod fenced;
 mod moves;
+mod pacemaker;
 mod slow;
+
+use pacemaker::Pacemaker;
 
 use crate::daemon::{Daemon, write_template};
 use hikkoshi_lab::{Console, ExpectedVm, GuestReport, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    CertificateAuthority, Exit, LONG, Program, TestEnv, hikkoshi, log, unique_host, write_script,
+    CertificateAuthority, Exit, LONG, Program, TestEnv, hikkoshi, log, unique_host,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -31,6 +35,7 @@ const NOT_RUNNING: i32 = 7;
 /// Nodes, and what the scripts answer for their cluster.
 struct Cluster {
     env: TestEnv,
+    pacemaker: Pacemaker,
     nodes: [Node; 2],
     /// Its console, wherever it runs.
     console: Console,
@@ -65,62 +70,16 @@ impl Cluster {
         let env = TestEnv::new();
         let authority = CertificateAuthority::new(env.folder());
         let nodes = ["n1", "n2"].map(|name| Node::new(&env, &authority, name));
-        let cluster = Self {
+        Self {
+            pacemaker: Pacemaker::new(env.folder(), &["n1", "n2"]),
             env,
             nodes,
             console: Console::default(),
-        };
-        cluster.write_programs();
-        cluster.set_members(&["n1", "n2"]);
-        cluster
+        }
     }
 
     fn file(&self, name: &str) -> PathBuf {
         self.env.folder().join(name)
-    }
-
-    /// The programs of Pacemaker that the agent uses.
-    fn write_programs(&self) {
-        let programs = self.file("bin");
-        let attributes = self.file("attributes");
-        fs::create_dir(&programs).unwrap();
-        fs::create_dir(&attributes).unwrap();
-        let members = self.file("members");
-        let members = members.display();
-        let node =
-            format!("#!/bin/sh\ncase $1 in -q) echo 1;; -p) cat {members};; *) exit 1;; esac");
-        write_script(&programs.join("crm_node"), &node);
-        let refreshed = self.file("refreshed");
-        let note = format!("#!/bin/sh\necho \"$@\" >>{}", refreshed.display());
-        write_script(&programs.join("crm_resource"), &note);
-        let attributes = attributes.display();
-        let updater = format!(
-            "#!/bin/sh\nvalue= query= delete=\n\
-             while [ $# -gt 0 ]; do\n\
-               case $1 in\n\
-                 -n) name=$2; shift;; -N) node=$2; shift;; -U) value=$2; shift;;\n\
-                 -Q) query=1;; -D) delete=1;; -A) node='*';;\n\
-               esac\n\
-               shift\n\
-             done\n\
-             file={attributes}/$node.$name\n\
-             if [ \"$delete\" ]; then rm -f \"$file\"\n\
-             elif [ \"$query\" ]; then\n\
-               found=\n\
-               for file in {attributes}/$node.$name; do\n\
-                 [ -e \"$file\" ] || continue\n\
-                 found=1; host=${{file##*/}}; host=${{host%%.*}}\n\
-                 echo \"name=\\\"$name\\\" host=\\\"$host\\\" value=\\\"$(cat \"$file\")\\\"\"\n\
-               done\n\
-               [ \"$found\" ] || exit 6\n\
-             else echo \"$value\" >\"$file\"; fi"
-        );
-        write_script(&programs.join("attrd_updater"), &updater);
-    }
-
-    /// The nodes that are members.
-    fn set_members(&self, names: &[&str]) {
-        fs::write(self.file("members"), names.join(" ")).unwrap();
     }
 
     /// The node is fenced: nothing of it is left, and Pacemaker forgets its attributes.
@@ -131,24 +90,9 @@ impl Cluster {
         }
         kill_processes(&node.run);
         fs::remove_dir_all(&node.run).unwrap();
-        let begin = format!("{}.", node.name);
-        for entry in fs::read_dir(self.env.folder().join("attributes")).unwrap() {
-            let path = entry.unwrap().path();
-            if path
-                .file_name()
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .starts_with(&begin)
-            {
-                fs::remove_file(path).unwrap();
-            }
-        }
         let name = node.name;
         log(format!("{name} is fenced"));
-        let members = self.nodes.iter().map(|node| node.name);
-        let members: Vec<_> = members.filter(|other| *other != name).collect();
-        self.set_members(&members);
+        self.pacemaker.remove(name);
     }
 
     /// A machine that this node's template starts next.
@@ -171,7 +115,6 @@ impl Cluster {
         let node = &self.nodes[node];
         let other = self.nodes.iter().find(|other| other.name != node.name);
         let other = other.unwrap();
-        let path = std::env::var("PATH").unwrap();
         let map: Vec<_> = [node, other]
             .map(|node| format!("{}:{}", node.name, node.address))
             .into();
@@ -179,7 +122,7 @@ impl Cluster {
         let mut command = Command::new(hikkoshi());
         command
             .args(["ocf-agent", action])
-            .env("PATH", format!("{}:{path}", self.file("bin").display()))
+            .env("PATH", self.pacemaker.path())
             .env("OCF_RESOURCE_INSTANCE", NAME)
             .env("OCF_RESKEY_template", self.template(node))
             .env("OCF_RESKEY_folder", &node.run)
@@ -285,10 +228,15 @@ impl Node {
 
     /// The processes that move the guest away.
     fn engines(&self) -> Vec<Pid> {
-        processes(&self.run, |words| {
-            words.get(1).is_some_and(|word| word == "migrate")
-        })
+        engines(&self.run)
     }
+}
+
+/// The processes that move guests away from the node with this run folder.
+fn engines(run: &Path) -> Vec<Pid> {
+    processes(run, |words| {
+        words.get(1).is_some_and(|word| word == "migrate")
+    })
 }
 
 /// The processes with this run folder in their command lines, of which this is true.

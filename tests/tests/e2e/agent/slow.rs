@@ -25,7 +25,7 @@ fn a_move_that_fails_leaves_the_guest() {
     assert!(refused.stderr.contains(reason), "{}", refused.stderr);
     // Pacemaker leaves such a guest alone, until it is asked to look again.
     eventually("Pacemaker to be asked to look again", || {
-        let asked = std::fs::read_to_string(cluster.file("refreshed")).unwrap_or_default();
+        let asked = cluster.pacemaker.refreshed();
         match asked.contains("--refresh --resource web") {
             true => Ok(()),
             false => Err(asked),

@@ -1,0 +1,145 @@
+//! Domains of libvirt are started, moved and stopped by the agent.
+
+use super::pacemaker::Pacemaker;
+use super::{FAILED, NOT_RUNNING, OK, PORT};
+use crate::daemon::Daemon;
+use crate::libvirt::moved_domain::{LibvirtTest, assert_healthy};
+use hikkoshi_lab::Workload;
+use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
+use hikkoshi_tests::{CertificateAuthority, Program, hikkoshi};
+use rustix::process::{Signal, kill_process};
+use std::fs;
+use std::path::PathBuf;
+
+/// The domain, which has the same UUID on each node.
+const NAME: &str = "guest";
+const UUID: &str = "<uuid>8a4d7f1e-52b0-4a39-9d0e-6a2f0c1b7e55</uuid>";
+
+/// A node with libvirt.
+struct Node<'h> {
+    host: &'h LibvirtHost,
+    run: PathBuf,
+    daemon: Daemon,
+    certificate: [String; 6],
+    domain: String,
+}
+
+impl Node<'_> {
+    /// Does an action, which has so many seconds, with these parameters of the resource.
+    fn act(
+        &self,
+        nodes: &[Node<'_>; 2],
+        pacemaker: &Pacemaker,
+        action: &str,
+        (seconds, parameters): (u32, &[(&str, &str)]),
+    ) -> (Option<i32>, String) {
+        let other = nodes.iter().find(|other| other.run != self.run).unwrap();
+        let map = nodes
+            .each_ref()
+            .map(|node| format!("{}:{}", node.host.name(), node.host.address()));
+        let [_, ca, _, certificate, _, key] = &self.certificate;
+        let mut command = self.host.command(hikkoshi());
+        command
+            .args(["ocf-agent", action])
+            .env("PATH", pacemaker.path())
+            .env("OCF_RESOURCE_INSTANCE", NAME)
+            .env("OCF_RESKEY_domain", &self.domain)
+            .env("OCF_RESKEY_folder", &self.run)
+            .env("OCF_RESKEY_address_map", map.join(" "))
+            .env("OCF_RESKEY_port", PORT.to_string())
+            .env("OCF_RESKEY_tls_ca", ca)
+            .env("OCF_RESKEY_tls_cert", certificate)
+            .env("OCF_RESKEY_tls_key", key)
+            .env("OCF_RESKEY_shutdown", "0")
+            .env("OCF_RESKEY_CRM_meta_on_node", self.host.name())
+            .env("OCF_RESKEY_CRM_meta_migrate_target", other.host.name())
+            .env("OCF_RESKEY_CRM_meta_timeout", (seconds * 1000).to_string());
+        for (name, value) in parameters {
+            command.env(format!("OCF_RESKEY_{name}"), value);
+        }
+        let name = format!("{action} on {}", self.host.name());
+        let exit = Program::start(&name, command).wait();
+        (exit.code, exit.stderr)
+    }
+}
+
+/// The whole life of a domain: it starts, moves in post-copy, in which the destination's engine is
+/// killed and neither node ends or starts it, moves back and is stopped.
+#[test]
+#[ignore = "two hosts with libvirt: make test-cluster"]
+fn a_domain_starts_moves_and_stops() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let env = &test.env;
+    let hosts = test.hosts();
+    let config = DomainConfig::new(NAME, Workload::verify(32).rate(8000)).elements(UUID);
+    let domain = Domain::expect(&test.hosts, config).unwrap();
+    let pacemaker = Pacemaker::new(env.folder(), &hosts.map(LibvirtHost::name));
+    let authority = CertificateAuthority::new(env.folder());
+    let rules = env.folder().join("admit");
+    fs::write(&rules, "* * --connect qemu:///system\n").unwrap();
+    let nodes = hosts.map(|host| {
+        let run = env.folder().join(format!("run-{}", host.name()));
+        let certificate = authority.issue(host.address());
+        let more = [
+            &certificate.each_ref().map(String::as_str)[..],
+            &["--admit", rules.to_str().unwrap()],
+        ];
+        let address = format!("{}:{PORT}", host.address());
+        Node {
+            host,
+            daemon: Daemon::start_by(host.command(hikkoshi()), &run, &address, &more.concat()),
+            run,
+            certificate,
+            domain: domain.write_xml(host).unwrap(),
+        }
+    });
+    let act = |node: usize, action: &str, with| nodes[node].act(&nodes, &pacemaker, action, with);
+    let assert = |node: usize, action: &str, code: i32| {
+        let (answer, said) = act(node, action, (120, &[]));
+        assert_eq!(answer, Some(code), "{action}: {said}");
+    };
+
+    assert(0, "monitor", NOT_RUNNING);
+    assert(0, "start", OK);
+    domain.wait_ready(hosts[0]).unwrap();
+    assert(0, "start", OK);
+    assert(0, "monitor", OK);
+    assert(1, "monitor", NOT_RUNNING);
+
+    // Nothing is pushed, so the migration stays in post-copy. It is not stored for another engine.
+    let stay = [
+        ("mode", "postcopy"),
+        ("options", "--background-delay 3600000"),
+    ];
+    let (moved, said) = act(0, "migrate_to", (120, &stay));
+    assert_eq!(moved, Some(OK), "{said}");
+    let (arriving, said) = act(1, "migrate_from", (4, &[]));
+    assert_eq!(arriving, Some(OK), "{said}");
+    assert!(said.contains("pages are missing"), "{said}");
+    assert(0, "monitor", NOT_RUNNING);
+    assert_eq!(act(0, "start", (4, &[])).0, Some(FAILED));
+    assert_eq!(act(0, "stop", (4, &[])).0, Some(OK));
+    assert_eq!(hosts[0].state(NAME).unwrap(), "paused");
+    let receivers = nodes[1].daemon.receivers(NAME);
+    kill_process(receivers[0], Signal::KILL).unwrap();
+    assert(1, "monitor", OK);
+    for engine in super::engines(&nodes[0].run) {
+        kill_process(engine, Signal::KILL).unwrap();
+    }
+    assert(0, "stop", OK);
+    assert_eq!(hosts[0].state(NAME).unwrap(), "absent");
+    assert(1, "migrate_from", OK);
+    assert(1, "monitor", OK);
+    assert_healthy(&domain, hosts[1]);
+
+    assert(1, "migrate_to", OK);
+    assert(0, "migrate_from", OK);
+    assert(1, "stop", OK);
+    assert_eq!(hosts[1].state(NAME).unwrap(), "absent");
+    assert_healthy(&domain, hosts[0]);
+    assert(0, "stop", OK);
+    assert_eq!(hosts[0].state(NAME).unwrap(), "absent");
+    assert(0, "monitor", NOT_RUNNING);
+}
