@@ -134,7 +134,7 @@ fn a_guest_that_writes_faster_than_the_line() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, writer(0));
     let vm = Arc::clone(guest.vm());
-    let slow = ["--bandwidth", "24MB"];
+    let slow = ["--bandwidth", "24MB", "--compress", "off"];
     let found = estimate(&vm, &slow);
     assert_eq!(found["line"]["measured"], false, "{found}");
     let precopy = mode(&found, "precopy");

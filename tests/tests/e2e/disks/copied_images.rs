@@ -380,7 +380,7 @@ fn assert_shown(folder: &Path, migration: &Migration, dashboard: &Dashboard) {
     let disk = &here["disks"][0];
     assert_eq!(disk["name"], "disk-device", "{here}");
     assert_eq!(disk["in_sync"], false, "{here}");
-    assert!(there.get("disks").is_none() && there["bytes"].as_u64() > Some(0));
+    assert!(there.get("disks").is_none() && there["bytes"]["disks"].as_u64() > Some(0));
     let guest = migration.journal_folders()[0].clone();
     assert_eq!(guest, folder);
     let table = run(folder, &["status"]).stdout;
