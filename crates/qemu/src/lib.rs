@@ -138,7 +138,7 @@ pub mod stream;
 
 pub use attach::AttachError;
 pub use attach::preflight::jobs::Job;
-pub use attach::preflight::{AllowedTypes, Excludes, Refusal, untested_libvirt_qemu};
+pub use attach::preflight::{Allowed, Excludes, Refusal, untested_libvirt_qemu};
 pub use attach::probe::{GuestState, LastMigration};
 pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 pub use check::{

@@ -1,8 +1,8 @@
-//! `--allow-device`, of all commands that look at a guest.
+//! `--allow-device` and `--allow-managed`, of the commands that look at a guest.
 
 use clap::Args;
 use hikkoshi_engine::Observer;
-use hikkoshi_qemu::AllowedTypes;
+use hikkoshi_qemu::Allowed;
 
 use super::headings::MIGRATION;
 
@@ -19,8 +19,8 @@ pub(crate) struct AllowDevice {
 
 impl AllowDevice {
     /// The types, for the checks of a guest.
-    pub(crate) fn allowed(&self) -> AllowedTypes {
-        AllowedTypes::new(self.allow_device.iter().cloned())
+    pub(crate) fn allowed(&self) -> Allowed {
+        Allowed::new(self.allow_device.iter().cloned())
     }
 
     /// Reports what the option means.
@@ -30,6 +30,38 @@ impl AllowDevice {
                 "--allow-device {device}: hikkoshi does not check whether this device writes to \
                  the guest's memory in a way that it cannot see; if it does, the guest loses pages"
             ));
+        }
+    }
+}
+
+/// What the user allows of a guest that is to be moved away.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct AllowSource {
+    #[command(flatten)]
+    pub devices: AllowDevice,
+
+    /// Move a guest that a manager such as OpenStack or Proxmox VE seems to own
+    ///
+    /// Its QEMU's command line shows that. The manager does not know of the move: it may start the
+    /// guest a second time, or end it while its pages are sent.
+    #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
+    pub allow_managed: bool,
+}
+
+impl AllowSource {
+    /// What is allowed, for the checks of a guest.
+    pub(crate) fn allowed(&self) -> Allowed {
+        self.devices.allowed().managed(self.allow_managed)
+    }
+
+    /// Reports what the options mean.
+    pub(crate) fn warn(&self, observer: &dyn Observer) {
+        self.devices.warn(observer);
+        if self.allow_managed {
+            observer.notice(
+                "--allow-managed: hikkoshi does not check whether another manager owns the guest; \
+                 if one does, it may start the guest a second time, or end it",
+            );
         }
     }
 }

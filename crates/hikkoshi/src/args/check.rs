@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::allow_device::AllowDevice;
+use super::allow_device::AllowSource;
 use super::disks::DiskArgs;
 use super::domain::DomainArgs;
 use super::headings::{CONNECTION, MIGRATION, OUTPUT};
@@ -28,7 +28,7 @@ pub(crate) struct Check {
     pub to: Option<InvitationArg>,
 
     #[command(flatten)]
-    pub devices: AllowDevice,
+    pub allow: AllowSource,
 
     /// Accept a destination whose vCPUs differ
     ///
@@ -52,6 +52,7 @@ pub(crate) struct Check {
             "to",
             "json",
             "allow_device",
+            "allow_managed",
             "copy_disks",
             "shared_disks",
             "journal",

@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args};
 use hikkoshi_engine::{Compression, SourceOptions};
 use hikkoshi_link::Address;
 
-use super::allow_device::AllowDevice;
+use super::allow_device::AllowSource;
 use super::bandwidth::Bandwidth;
 use super::convergence::ConvergenceOptions;
 use super::destination_address::DestinationAddress;
@@ -80,7 +80,7 @@ pub(crate) struct Estimate {
     pub allow_cpu_mismatch: bool,
 
     #[command(flatten)]
-    pub devices: AllowDevice,
+    pub allow: AllowSource,
 
     /// How long to measure the guest's writes
     #[arg(

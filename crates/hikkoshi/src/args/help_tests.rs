@@ -64,7 +64,8 @@ fn options_stand_under_their_headings() {
          --remote-connect --remote-listen --remote-option\n\
          Migration: --mode --max-downtime --when-stalled --bandwidth --compress --allow-cpu-mismatch \
          --no-keep-frames --copy-disks --shared-disks --drop-snapshots --drop-bitmaps \
-         --quit-source --undefine-source --persistent --autostart --allow-device\n\
+         --quit-source --undefine-source --persistent --autostart --allow-device \
+         --allow-managed\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Recovery: --retry-for --resume --journal --journal-link --give-up --other-side-is-lost\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
@@ -108,7 +109,7 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("check"),
         "Connection: --qmp --domain --connect --to\n\
-         Migration: --allow-device --allow-cpu-mismatch --copy-disks --shared-disks \
+         Migration: --allow-device --allow-managed --allow-cpu-mismatch --copy-disks --shared-disks \
          --drop-snapshots --drop-bitmaps\n\
          Recovery: --journal\n\
          Output: --print-destination --json\n\
@@ -132,7 +133,7 @@ fn options_stand_under_their_headings() {
         "-: address --help\n\
          Connection: --to --qmp --domain --connect\n\
          Migration: --bandwidth --compress --max-downtime --when-stalled --allow-cpu-mismatch \
-         --allow-device\n\
+         --allow-device --allow-managed\n\
          Tuning: --links --rounds --max-rounds\n\
          Measurement: --seconds --max-cost --probe-limit --round-trip\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\

@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args};
 use hikkoshi_engine::{Compression, Mode, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 
-use super::allow_device::AllowDevice;
+use super::allow_device::AllowSource;
 use super::bandwidth::Bandwidth;
 use super::bench_options::BenchOptions;
 use super::convergence::ConvergenceOptions;
@@ -153,7 +153,7 @@ pub(crate) struct Migrate {
     pub moved_domain: DomainOptions,
 
     #[command(flatten)]
-    pub devices: AllowDevice,
+    pub allow: AllowSource,
 
     #[command(flatten)]
     pub link: LinkArgs,

@@ -63,7 +63,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use allow_device::AllowDevice;
+pub(crate) use allow_device::AllowSource;
 pub(crate) use bandwidth::Bandwidth;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};

@@ -6,7 +6,7 @@ use hikkoshi_account::Side;
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Features;
 
-use super::preflight::{self, AllowedTypes, Refusal};
+use super::preflight::{self, Allowed, Refusal, manager};
 use super::{AttachError, stale_userfaultfds};
 use crate::process;
 use crate::process::privileges;
@@ -31,7 +31,7 @@ pub(crate) struct Inspection {
 pub(crate) fn inspect(
     mut client: Client,
     side: Side,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
 ) -> Result<Inspection, AttachError> {
     let refusals = preflight::check(&mut client, side, allowed).map_err(Refusal::Qmp)?;
     let mut found = Inspection {
@@ -40,19 +40,24 @@ pub(crate) fn inspect(
         ram: None,
         obstacles: refusals.into_iter().map(Into::into).collect(),
     };
-    let failed = found.inspect_process(side);
+    let failed = found.inspect_process(side, allowed);
     found.obstacles.extend(failed.err());
     Ok(found)
 }
 
 impl Inspection {
     /// The process and its memory. Each step needs those before it.
-    fn inspect_process(&mut self, side: Side) -> Result<(), AttachError> {
+    fn inspect_process(&mut self, side: Side, allowed: &Allowed) -> Result<(), AttachError> {
         let process = process::find(&self.client)?;
         // First: without this right, some of the following information is hidden
         // instead of denied, which would lead to misleading errors.
         process::check_right_to_trace(&process)?;
         self.process = Some(Arc::clone(&process));
+        if side == Side::Source && !allowed.is_managed() {
+            let managed = manager::check(&process)
+                .map_err(|error| process::explain(&process, "reading the command line", error))?;
+            self.obstacles.extend(managed.map(Into::into));
+        }
         let access = match side {
             Side::Source => FileAccess::Read,
             Side::Destination => FileAccess::Write,

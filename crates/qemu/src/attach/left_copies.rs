@@ -11,7 +11,7 @@ use hikkoshi_wire::MAX_COPIED_DISKS;
 
 use super::AttachError;
 use super::inspect::{Inspection, inspect};
-use super::preflight::{AllowedTypes, Refusal};
+use super::preflight::{Allowed, Refusal};
 use crate::disks::end_copies;
 use crate::disks::exports;
 use crate::process::exclusive_access;
@@ -21,7 +21,7 @@ use crate::process::exclusive_access;
 pub(super) fn remove(
     mut found: Inspection,
     side: Side,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
 ) -> Result<Inspection, AttachError> {
     let Some(process) = &found.process else {
         return Ok(found);

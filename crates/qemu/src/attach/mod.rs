@@ -21,7 +21,7 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 pub use self::error::AttachError;
 use self::inspect::{Inspection, inspect};
-use self::preflight::{AllowedTypes, Excludes, Refusal, untested};
+use self::preflight::{Allowed, Excludes, Refusal, untested};
 use crate::device_tree;
 use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};
@@ -52,7 +52,7 @@ pub(crate) struct Attached {
 pub(crate) fn attach(
     monitor: &dyn Monitor,
     side: Side,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
     mode: Option<Mode>,
     overcommit: Overcommit,
 ) -> Result<Attached, AttachError> {

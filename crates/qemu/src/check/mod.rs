@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::jobs::{self, Job};
-use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, nested, untested};
+use crate::attach::preflight::{self, Allowed, OLDEST_QEMU, Refusal, nested, untested};
 use crate::attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 use crate::attach::{AttachError, description, processors, stale_userfaultfds};
 use crate::command_line::Exact;
@@ -177,7 +177,7 @@ impl Checked {
 /// See [`AttachError`]: nothing can be found out about the guest.
 pub fn check(
     qmp: &Path,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
     selection: &DiskSelection,
 ) -> Result<Checked, AttachError> {
     check_by(Client::connect(qmp, CONNECT_TIMEOUT)?, allowed, selection)
@@ -190,7 +190,7 @@ pub fn check(
 /// See [`AttachError`]: nothing can be found out about the guest.
 pub fn check_by(
     client: Client,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
     selection: &DiskSelection,
 ) -> Result<Checked, AttachError> {
     let Inspection {

@@ -48,7 +48,7 @@ pub use self::reattach_info::{DestinationReattachInfo, SharedReattachInfo};
 use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
-use crate::attach::preflight::AllowedTypes;
+use crate::attach::preflight::Allowed;
 use crate::attach::{AttachError, Attached, attach};
 use crate::destination::piped::{MachineOwner, PipedStream};
 use crate::device_tree::is_tpm;
@@ -117,7 +117,7 @@ impl QemuDestination {
     /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
         let monitor = Arc::new(MonitorSocket::new(qmp));
-        Self::attach_allowing(monitor, &AllowedTypes::default(), Overcommit::default())
+        Self::attach_allowing(monitor, &Allowed::default(), Overcommit::default())
     }
 
     /// Like [`attach`](Self::attach), by any monitor, and also allows these unknown types, and
@@ -128,7 +128,7 @@ impl QemuDestination {
     /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach_allowing(
         monitor: Arc<dyn Monitor>,
-        allowed: &AllowedTypes,
+        allowed: &Allowed,
         overcommit: Overcommit,
     ) -> Result<Self, AttachError> {
         let qemu = attach(&*monitor, Side::Destination, allowed, None, overcommit)?;

@@ -15,7 +15,7 @@ use hikkoshi_userfault::{Features, RemoteUserfault};
 
 pub use self::error::{MeasureError, StopMeasuringError};
 use crate::attach::inspect::{Inspection, inspect};
-use crate::attach::preflight::{AllowedTypes, Refusal};
+use crate::attach::preflight::{Allowed, Refusal};
 use crate::attach::stale_userfaultfds;
 use crate::process::exclusive_access::{self, ExclusiveAccess};
 use crate::qmp::accelerator::uses_kvm;
@@ -66,7 +66,7 @@ impl QemuMeasurement {
             process,
             ram,
             obstacles,
-        } = inspect(client, Side::Source, &AllowedTypes::default())?;
+        } = inspect(client, Side::Source, &Allowed::default())?;
         let chosen = ram.map(|ram| {
             let chosen = blocks::choose(ram.memory.layout(), &ram.addresses, blocks)?;
             Ok::<_, MeasureError>((chosen, ram.memory))

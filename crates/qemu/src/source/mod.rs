@@ -41,7 +41,7 @@ use self::error::{PauseError, ReleaseSourceError, SaveError};
 use self::pause::{PreparedPause, Saving};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
-use crate::attach::preflight::{self, AllowedTypes, Refusal};
+use crate::attach::preflight::{self, Allowed, Refusal};
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::disks::OfferedDisks;
@@ -146,7 +146,7 @@ pub struct QemuSource {
     domain: Option<Domain>,
     /// The mode of the move, once it is known.
     mode: Option<Mode>,
-    allowed: AllowedTypes,
+    allowed: Allowed,
     /// The guest was handed over, but QEMU may still hold its images.
     holds_images: bool,
     /// Nothing is restored: another engine continues.
@@ -164,7 +164,7 @@ impl QemuSource {
     ///
     /// See [`AttachError`]; the guest is unchanged.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        Self::attach_allowing(qmp, &AllowedTypes::default())
+        Self::attach_allowing(qmp, &Allowed::default())
     }
 
     /// Like [`attach`](Self::attach), and also allows these unknown types.
@@ -172,7 +172,7 @@ impl QemuSource {
     /// # Errors
     ///
     /// See [`AttachError`]; the guest is unchanged.
-    pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
+    pub fn attach_allowing(qmp: &Path, allowed: &Allowed) -> Result<Self, AttachError> {
         Self::attach_by(Arc::new(MonitorSocket::new(qmp)), allowed, None)
     }
 
@@ -185,7 +185,7 @@ impl QemuSource {
     /// See [`AttachError`]; the guest is unchanged.
     pub fn attach_for(
         monitor: Arc<dyn Monitor>,
-        allowed: &AllowedTypes,
+        allowed: &Allowed,
         mode: Mode,
     ) -> Result<Self, AttachError> {
         Self::attach_by(monitor, allowed, Some(mode))
@@ -193,7 +193,7 @@ impl QemuSource {
 
     fn attach_by(
         monitor: Arc<dyn Monitor>,
-        allowed: &AllowedTypes,
+        allowed: &Allowed,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
         monitor.check_unchanged(None).map_err(Refusal::Qmp)?;
@@ -244,7 +244,7 @@ impl QemuSource {
             machine: qemu.machine,
             domain: None,
             mode: None,
-            allowed: AllowedTypes::default(),
+            allowed: Allowed::default(),
             holds_images: false,
             detached: false,
             _lock: qemu.lock,

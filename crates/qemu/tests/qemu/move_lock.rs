@@ -15,9 +15,7 @@ use error_reporter::Report;
 use hikkoshi_engine::{Mode, SourceGuest, SourceProcess};
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, MonitorSocket};
-use hikkoshi_qemu::{
-    AllowedTypes, QemuSource, QmpListener, Settings, UndoOutcome, UndoRecord, undo,
-};
+use hikkoshi_qemu::{Allowed, QemuSource, QmpListener, Settings, UndoOutcome, UndoRecord, undo};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -196,7 +194,7 @@ fn attach(program: &Program) -> (Qemu, RamPath, Arc<SharedMonitor>, QemuSource) 
 
 fn attach_by(monitor: &Arc<SharedMonitor>) -> QemuSource {
     let monitor = Arc::<SharedMonitor>::clone(monitor);
-    QemuSource::attach_for(monitor, &AllowedTypes::default(), Mode::Hybrid).unwrap()
+    QemuSource::attach_for(monitor, &Allowed::default(), Mode::Hybrid).unwrap()
 }
 
 /// Pauses the guest and saves its device state.
@@ -294,7 +292,7 @@ fn a_node_whose_addition_was_not_answered_is_removed() {
         let (qemu, _image, monitor, source) = attach(program);
         drop(source);
         let forgetful = Arc::new(Forgetful(monitor));
-        let allowed = AllowedTypes::default();
+        let allowed = Allowed::default();
         let mut source = QemuSource::attach_for(forgetful, &allowed, Mode::Hybrid).unwrap();
         source.start_dirty_log().unwrap();
         assert!(has_node(&qemu));

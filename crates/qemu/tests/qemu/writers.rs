@@ -4,7 +4,7 @@
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode, SourceGuest, SourceProcess};
 use hikkoshi_qemu::qmp::Client;
-use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
+use hikkoshi_qemu::{Allowed, AttachError, QemuSource};
 use serde_json::{Value, json};
 
 use crate::support::{Qemu, RamPath, eventually, options, print_always, says, usual, with_each};
@@ -282,7 +282,7 @@ fn an_unsafe_device_cannot_be_allowed() {
         )));
         let mut qemu = Qemu::start(program, ram, &all);
         qemu.keep(window);
-        let allowed = AllowedTypes::new(["ivshmem-plain".to_owned()]);
+        let allowed = Allowed::new(["ivshmem-plain".to_owned()]);
         let error = QemuSource::attach_allowing(&qemu.qmp(), &allowed).unwrap_err();
         says(&error, &["ivshmem-plain"]);
     });

@@ -12,7 +12,7 @@ use hikkoshi_link::Remote;
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{Checked, DestinationLine, DiskSelection, OfferedMachine};
 
-use crate::args::{AllowDevice, Check, DomainArgs};
+use crate::args::{AllowSource, Check, DomainArgs};
 use crate::commands::print_result::write_result;
 use crate::output::check::{CheckReport, readable};
 use crate::output::exit::{Exit, ExitStatus};
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
     let checked = check(&CheckedGuestOf {
         domain: &args.domain,
         qmp: args.qmp.as_deref(),
-        devices: &args.devices,
+        allow: &args.allow,
         disks: args.disks.selection(),
     })?;
     let destination = match (&remote, &checked.offer) {
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
 pub(crate) struct CheckedGuestOf<'a> {
     pub(crate) domain: &'a DomainArgs,
     pub(crate) qmp: Option<&'a Path>,
-    pub(crate) devices: &'a AllowDevice,
+    pub(crate) allow: &'a AllowSource,
     /// What is to be done with its disks.
     pub(crate) disks: DiskSelection,
 }
@@ -75,7 +75,7 @@ pub(crate) struct CheckedGuestOf<'a> {
 /// # Errors
 /// Nothing can be found out about it.
 pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
-    let allowed = guest.devices.allowed();
+    let allowed = guest.allow.allowed();
     let checked = match (&guest.domain.domain, guest.qmp) {
         (Some(name), _) => {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Estimate) -> Result<ExitStatus, Exit> {
         guest: CheckedGuestOf {
             domain: &args.domain,
             qmp: args.qmp.as_deref(),
-            devices: &args.devices,
+            allow: &args.allow,
             // Which of them are copied is not part of the question.
             disks: DiskSelection {
                 shared: Some(Vec::new()),

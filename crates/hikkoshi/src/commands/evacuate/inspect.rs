@@ -123,7 +123,7 @@ fn inspect(
     let of = || CheckedGuestOf {
         domain: &domain,
         qmp: guest.qmp(),
-        devices: &migrate.devices,
+        allow: &migrate.allow,
         disks: migrate.disks.selection(),
     };
     let checked = check::check(&of()).map_err(refused)?;

@@ -58,7 +58,7 @@ pub(super) fn choose(
         guest: CheckedGuestOf {
             domain: &args.domain,
             qmp: args.qmp.as_deref(),
-            devices: &args.devices,
+            allow: &args.allow,
             disks: args.disks.selection(),
         },
         domain: &args.domain,

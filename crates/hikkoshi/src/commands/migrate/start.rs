@@ -112,7 +112,7 @@ pub(super) fn start(
     }
     let options = args.options();
     let phases = args.engine_options(&options).phases();
-    let mut guest = QemuSource::attach_for(Arc::clone(&monitor), &args.devices.allowed(), phases)
+    let mut guest = QemuSource::attach_for(Arc::clone(&monitor), &args.allow.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
@@ -129,7 +129,7 @@ pub(super) fn start(
         Some(receiver) => receiver,
         None => destination.receiver(&cancel)?,
     };
-    args.devices.warn(&*observer);
+    args.allow.warn(&*observer);
     if let Some(note) = guest.vlan_note() {
         observer.notice(&note);
     }
@@ -175,7 +175,7 @@ fn journal_file(args: &Migrate, identity: &QemuIdentity) -> Result<JournalFile, 
 
 /// Checks that the guest can be moved in some mode.
 fn check_movable(args: &Migrate, monitor: &Arc<dyn Monitor>) -> Result<(), Exit> {
-    let allowed = args.devices.allowed();
+    let allowed = args.allow.allowed();
     match QemuSource::attach_for(Arc::clone(monitor), &allowed, Mode::Hybrid) {
         Err(error) if error.excludes() == Excludes::AllModes => Err(not_attached(&error)),
         Ok(_) | Err(_) => Ok(()),

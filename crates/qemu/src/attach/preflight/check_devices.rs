@@ -5,25 +5,11 @@ use serde_json::{Value, json};
 
 use super::devices::{self, MemoryWrites};
 use super::qom_tree::{self, Object};
-use super::{Refusal, block, deleted_images, nested, network, other_process, pinning, tpm};
+use super::{
+    Allowed, Refusal, block, deleted_images, nested, network, other_process, pinning, tpm,
+};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
-
-/// Types of devices, objects, network backends and block drivers that hikkoshi
-/// does not know and that the user allows (`--allow-device`).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AllowedTypes(Vec<String>);
-
-impl AllowedTypes {
-    /// Allows these types, by the names in the refusals.
-    pub fn new(types: impl IntoIterator<Item = String>) -> Self {
-        Self(types.into_iter().collect())
-    }
-
-    pub(super) fn contains(&self, kind: &str) -> bool {
-        self.0.iter().any(|allowed| allowed == kind)
-    }
-}
 
 /// The result: everything that was found, not only the first obstacle.
 #[derive(Debug, Default)]
@@ -35,7 +21,7 @@ pub(crate) struct Survey {
 }
 
 /// Checks all devices, objects, network backends and disks.
-pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Survey, QmpError> {
+pub(crate) fn survey(client: &mut Client, allowed: &Allowed) -> Result<Survey, QmpError> {
     let mut survey = Survey::default();
     for object in objects(client)? {
         // Its parts are not further obstacles.
@@ -64,7 +50,7 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
         }
     }
     let nodes = block::nodes(client)?;
-    let disks = block::check(&nodes, |driver| allowed.contains(driver));
+    let disks = block::check(&nodes, |driver| allowed.has_type(driver));
     survey.found.extend(disks);
     survey
         .found
@@ -111,7 +97,7 @@ pub(super) fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
 fn check_object(
     client: &mut Client,
     object: Object,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
     survey: &mut Survey,
 ) -> Result<(), QmpError> {
     let for_rounds = |Object { path, kind }, why| Refusal::Rounds { path, kind, why };
@@ -145,9 +131,9 @@ pub(super) fn has_scsi_passthrough(client: &mut Client, object: &Object) -> Resu
     Ok(qom::property(client, &object.path, "scsi")? == Some(Value::Bool(true)))
 }
 
-fn unknown(object: Object, allowed: &AllowedTypes) -> Option<Refusal> {
+fn unknown(object: Object, allowed: &Allowed) -> Option<Refusal> {
     let Object { path, kind } = object;
-    if !allowed.contains(&kind) {
+    if !allowed.has_type(&kind) {
         return Some(Refusal::Unknown { path, kind });
     }
     tracing::debug!(path, kind, "an unknown type, allowed on the command line");
@@ -179,7 +165,7 @@ mod tests {
             vec![scripted::answered(request, Ok(answer))]
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
-        let allowed = AllowedTypes::new(allowed.iter().map(|&kind| kind.to_owned()));
+        let allowed = Allowed::new(allowed.iter().map(|&kind| kind.to_owned()));
         let found = survey(&mut client, &allowed);
         drop(client);
         server.join().unwrap();

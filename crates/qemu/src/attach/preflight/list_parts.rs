@@ -1,30 +1,27 @@
 //! What each device, network backend and disk means for a move, for people.
 
 use super::block::{self, Node};
-use super::check_devices::{self, AllowedTypes};
 use super::devices::{self, MemoryWrites};
 use super::known_types::is_of_the_board;
 use super::qom_tree::{DEVICE_FOLDERS, Object, UNATTACHED};
+use super::{Allowed, check_devices};
 use super::{network, pinning};
 use crate::guest_parts::{GuestPart, Verdict};
 use crate::qmp::{Client, QmpError};
 
-fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict {
+fn verdict(writes: MemoryWrites, kind: &str, allowed: &Allowed) -> Verdict {
     match writes {
         MemoryWrites::Tracked => Verdict::Moves,
         MemoryWrites::UntilPause(why) => Verdict::PostcopyOnly(why),
         MemoryWrites::Refused(why) => Verdict::Refused(why),
-        MemoryWrites::Unknown if allowed.contains(kind) => Verdict::Allowed,
+        MemoryWrites::Unknown if allowed.has_type(kind) => Verdict::Allowed,
         MemoryWrites::Unknown => Verdict::Unknown,
     }
 }
 
 /// The devices that users added, those that QEMU made for a short option or by default, and all
 /// others that are an obstacle.
-pub(crate) fn devices(
-    client: &mut Client,
-    allowed: &AllowedTypes,
-) -> Result<Vec<GuestPart>, QmpError> {
+pub(crate) fn devices(client: &mut Client, allowed: &Allowed) -> Result<Vec<GuestPart>, QmpError> {
     let mut found: Vec<GuestPart> = Vec::new();
     let objects = check_devices::objects(client)?;
     for object in &objects {
@@ -75,10 +72,7 @@ fn is_made_by_qemu(object: &Object, all: &[Object]) -> bool {
 }
 
 /// The network backends.
-pub(crate) fn networks(
-    client: &mut Client,
-    allowed: &AllowedTypes,
-) -> Result<Vec<GuestPart>, QmpError> {
+pub(crate) fn networks(client: &mut Client, allowed: &Allowed) -> Result<Vec<GuestPart>, QmpError> {
     let peers = network::peers(client)?.into_iter();
     let backends = peers.filter(|peer| peer.kind != "nic");
     let part = |peer: network::Peer| GuestPart {
@@ -95,10 +89,7 @@ pub(crate) fn networks(
 }
 
 /// What the disks are read by: the nodes below the image formats.
-pub(crate) fn disks(
-    client: &mut Client,
-    allowed: &AllowedTypes,
-) -> Result<Vec<GuestPart>, QmpError> {
+pub(crate) fn disks(client: &mut Client, allowed: &Allowed) -> Result<Vec<GuestPart>, QmpError> {
     let nodes = block::nodes(client)?;
     let pid = client.peer();
     let part = |node: Node| {

@@ -1,5 +1,6 @@
 //! Checks whether this QEMU's guest can be moved, before anything is changed.
 
+mod allowed;
 mod block;
 mod check_devices;
 mod deleted_images;
@@ -10,6 +11,7 @@ mod installed_qemu_tests;
 pub(crate) mod jobs;
 mod known_types;
 pub(crate) mod list_parts;
+pub(crate) mod manager;
 pub(crate) mod nested;
 mod network;
 mod other_process;
@@ -21,7 +23,7 @@ mod tested_versions;
 mod tpm;
 pub(crate) mod untested;
 
-pub use check_devices::AllowedTypes;
+pub use allowed::Allowed;
 pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
@@ -46,7 +48,7 @@ use crate::qmp::{Client, QmpError};
 pub(crate) fn check(
     client: &mut Client,
     side: Side,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
 ) -> Result<Vec<Refusal>, QmpError> {
     let mut found = Vec::new();
     let version = client.version();
@@ -178,7 +180,7 @@ fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> 
 pub(crate) fn check_mode(
     client: &mut Client,
     mode: Mode,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
     drains: &mut bool,
 ) -> Result<Vec<Refusal>, QmpError> {
     let mut found = check_devices::survey(client, allowed)?.found;
@@ -222,7 +224,7 @@ pub(crate) struct MoveInProgress {
 pub(crate) fn check_again(
     client: &mut Client,
     move_: MoveInProgress,
-    allowed: &AllowedTypes,
+    allowed: &Allowed,
 ) -> Result<(), Refusal> {
     let (migrating, blocked) = check_migration(client, Side::Source)?;
     let mut found: Vec<Refusal> = migrating.into_iter().collect();

@@ -92,6 +92,19 @@ pub enum Refusal {
         /// QEMU's name for its state.
         state: String,
     },
+    /// A manager of hosts owns the guest.
+    #[error(
+        "this guest seems to be managed by {manager} (its QEMU was started with {sign}), which would \
+         not know of the move: it may start the guest a second time on the same disks, or end it while \
+         its pages are sent (docs/other-managers.md). Let {manager} move it; or, if it does not manage \
+         this guest any more, use --allow-managed"
+    )]
+    Managed {
+        /// The manager.
+        manager: &'static str,
+        /// What shows it.
+        sign: String,
+    },
     /// A device that cannot be moved.
     #[error("the device {path} is a {kind}, and {why}{process}; unplug it to move the guest")]
     Device {

@@ -7,10 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_qemu::QemuSource;
 use hikkoshi_qemu::qmp::Client;
+use hikkoshi_qemu::{Allowed, QemuSource};
 
-use crate::support::{Qemu, says, with_each};
+use super::refused;
+use crate::support::{Qemu, RamPath, says, usual, with_each};
 
 #[test]
 fn a_qmp_socket_with_another_client() {
@@ -103,5 +104,34 @@ fn without_privileges() {
             "{text}"
         );
         assert_eq!(qemu.traces(), before);
+    });
+}
+
+/// The guest of a manager is refused, and can be allowed.
+#[test]
+fn the_guest_of_a_manager() {
+    with_each(|program| {
+        let ram = RamPath::new();
+        let mut words = usual(32, &ram);
+        // The product has a space.
+        words.extend(
+            [
+                "-S",
+                "-smbios",
+                "type=1,manufacturer=RDO,product=OpenStack Compute",
+            ]
+            .map(str::to_owned),
+        );
+        let qemu = Qemu::start(program, ram, &words);
+        refused(
+            &qemu,
+            &[
+                "managed by OpenStack",
+                "product=OpenStack Compute",
+                "--allow-managed",
+            ],
+        );
+        let allowed = Allowed::default().managed(true);
+        QemuSource::attach_allowing(&qemu.qmp(), &allowed).unwrap();
     });
 }

@@ -2,7 +2,7 @@
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
-use hikkoshi_qemu::{AllowedTypes, DiskSelection, check};
+use hikkoshi_qemu::{Allowed, DiskSelection, check};
 use serde_json::json;
 
 use crate::support::{Mounted, Qemu, RamPath, options, print_always, says, usual, with_each};
@@ -28,7 +28,7 @@ fn a_file_on_a_disk_is_noted() {
         }
         let qemu = start(program, &memory_in(folder.path(), "on"));
         let disks = DiskSelection::default();
-        let checked = check(&qemu.qmp(), &AllowedTypes::default(), &disks).unwrap();
+        let checked = check(&qemu.qmp(), &Allowed::default(), &disks).unwrap();
         let noted = |note: &String| note.contains("ram is a shared file on a disk");
         assert!(checked.notes.iter().any(noted), "{:?}", checked.notes);
         let mut source = qemu.source();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_qemu::qmp::MonitorSocket;
-use hikkoshi_qemu::{AllowedTypes, Overcommit, QemuDestination};
+use hikkoshi_qemu::{Allowed, Overcommit, QemuDestination};
 
 use crate::support::{Mounted, Qemu, RamPath, eventually, options, says, usual, with_each};
 
@@ -27,7 +27,7 @@ fn too_little_memory_at_the_destination() {
                 "--allow-overcommit",
             ],
         );
-        let none = AllowedTypes::default();
+        let none = Allowed::default();
         QemuDestination::attach_allowing(
             Arc::new(MonitorSocket::new(qemu.qmp())),
             &none,
