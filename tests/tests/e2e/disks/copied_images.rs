@@ -335,7 +335,7 @@ fn the_image_of_another_disk_is_not_overwritten() {
             .destination_config(config([&other, &one]));
         let migration = guest.start_migration(&plan);
         let (exits, finished) = migration.wait_for_source_first();
-        let text = "has the image of another disk of the source here";
+        let text = "has the image of another disk of the source at the destination";
         exits.assert_source(1, &[text, "runs at the source"]);
         guest.assert_stayed(finished, text);
         assert_nothing_left(guest.vm());
