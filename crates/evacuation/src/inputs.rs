@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hikkoshi_engine::{Mode, SourceOptions};
-use hikkoshi_estimate::{CompressedPages, Line};
+use hikkoshi_estimate::{CompressedPages, Line, Span};
 
 use crate::share::shares;
 
@@ -28,6 +28,8 @@ pub struct Evacuation {
     pub source: Limits,
     /// What the line from this host carries, in bytes a second, to all destinations together.
     pub source_rate: f64,
+    /// The processors of this host.
+    pub processors: u32,
     /// The mode of all moves; `None`: for each guest the one that is recommended.
     pub mode: Option<Mode>,
     /// The options of the moves. Mode and bandwidth are not used.
@@ -52,6 +54,9 @@ pub struct Guest {
     pub modes: Vec<Mode>,
     /// Why it cannot in the others.
     pub obstacles: Vec<String>,
+    /// From the start of a move until its first byte, alone, s: the guest is checked, and the
+    /// destination starts a machine for it. The line is not used.
+    pub prepare: Span,
 }
 
 /// A host that guests may go to.

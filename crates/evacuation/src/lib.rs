@@ -27,7 +27,8 @@
 //! # What is missing
 //!
 //! * Disks that are copied take no time here.
-//! * Processors limit a single move (`hikkoshi-estimate`), but not several at once.
+//! * Processors limit a single move (`hikkoshi-estimate`), and several that prepare at once, but
+//!   not several that send at once.
 //! * A destination's line is used by this evacuation alone.
 
 mod admission;

@@ -85,22 +85,21 @@ pub fn plan(evacuation: &Evacuation) -> Plan {
         .min(evacuation.guests.len().max(1));
     let orders = [Order::Shortest, Order::Longest, Order::Named];
     let mut best: Option<(f64, Candidate)> = None;
-    for placement in placements(evacuation) {
-        for at_once in 1..=most {
-            let moves = in_modes(&predictions, &placement, at_once);
-            for order in orders {
-                let moves = ordered(&mut predictions, &moves, order);
-                let timings = simulate(&mut predictions, &moves, at_once, Case::Likely);
-                let cost = last_end(&timings) + timings.iter().map(|it| it.felt).sum::<f64>();
-                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                    let candidate = Candidate {
-                        placement: placement.clone(),
-                        moves,
-                        at_once,
-                        order,
-                    };
-                    best = Some((cost, candidate));
-                }
+    let placement = placement(evacuation);
+    for at_once in 1..=most {
+        let moves = in_modes(&mut predictions, &placement, at_once);
+        for order in orders {
+            let moves = ordered(&mut predictions, &moves, order);
+            let timings = simulate(&mut predictions, &moves, at_once, Case::Likely);
+            let cost = last_end(&timings) + timings.iter().map(|it| it.felt).sum::<f64>();
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                let candidate = Candidate {
+                    placement: placement.clone(),
+                    moves,
+                    at_once,
+                    order,
+                };
+                best = Some((cost, candidate));
             }
         }
     }
@@ -112,11 +111,8 @@ pub fn plan(evacuation: &Evacuation) -> Plan {
 #[must_use]
 pub fn plan_as(evacuation: &Evacuation, at_once: usize, order: Order) -> Plan {
     let mut predictions = Predictions::new(evacuation);
-    let placement = placements(evacuation).into_iter().next();
-    let Some(placement) = placement else {
-        return Candidate::empty(evacuation).plan(&mut predictions);
-    };
-    let moves = in_modes(&predictions, &placement, at_once);
+    let placement = placement(evacuation);
+    let moves = in_modes(&mut predictions, &placement, at_once);
     let moves = ordered(&mut predictions, &moves, order);
     let candidate = Candidate {
         placement,
@@ -127,22 +123,23 @@ pub fn plan_as(evacuation: &Evacuation, at_once: usize, order: Order) -> Plan {
     candidate.plan(&mut predictions)
 }
 
-/// The placements that place the most guests.
-fn placements(evacuation: &Evacuation) -> Vec<Placement> {
-    let mut all: Vec<_> = [Fit::Loosest, Fit::Tightest]
-        .into_iter()
-        .map(|fit| place(evacuation, fit))
-        .collect();
-    let most = all.iter().map(|it| it.placed.len()).max().unwrap_or(0);
-    all.retain(|it| it.placed.len() == most);
-    all.dedup();
-    all
+/// Guests are spread over the destinations, unless only the best fit places more of them.
+fn placement(evacuation: &Evacuation) -> Placement {
+    let spread = place(evacuation, Fit::Loosest);
+    if spread.refused.is_empty() {
+        return spread;
+    }
+    let packed = place(evacuation, Fit::Tightest);
+    match packed.placed.len() > spread.placed.len() {
+        true => packed,
+        false => spread,
+    }
 }
 
 /// The mode of each move, with the share that it has of the line to its destination when as many
 /// are under way as can be.
 fn in_modes(
-    predictions: &Predictions<'_>,
+    predictions: &mut Predictions<'_>,
     placement: &Placement,
     at_once: usize,
 ) -> Vec<(Placed, Mode)> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hikkoshi_engine::{Mode, SourceOptions};
-use hikkoshi_estimate::{Span, choose_compression, choose_mode, predict};
+use hikkoshi_estimate::{Prediction, Span, choose_compression, choose_mode, predict};
 
 use crate::inputs::Evacuation;
 use crate::placement::Placed;
@@ -46,8 +46,11 @@ pub(crate) struct Predicted {
 #[derive(Debug)]
 pub(crate) struct Predictions<'a> {
     evacuation: &'a Evacuation,
-    known: BTreeMap<(usize, usize, u8, u64), Predicted>,
+    known: BTreeMap<Key, Prediction>,
 }
+
+/// Guest, destination, mode, and share of the line.
+type Key = (usize, usize, u8, u64);
 
 const fn number(mode: Mode) -> u8 {
     match mode {
@@ -71,29 +74,30 @@ impl<'a> Predictions<'a> {
 
     /// A move in this mode, with `share` bytes a second of the line.
     pub(crate) fn of(&mut self, placed: Placed, mode: Mode, share: f64) -> Predicted {
+        let rate = self.evacuation.destinations[placed.destination].line.rate;
+        predicted(&self.estimate(placed, mode, share), rate)
+    }
+
+    fn estimate(&mut self, placed: Placed, mode: Mode, share: f64) -> Prediction {
         let key = (
             placed.guest,
             placed.destination,
             number(mode),
             share.to_bits(),
         );
-        if let Some(known) = self.known.get(&key) {
-            return *known;
-        }
-        let predicted = compute(self.evacuation, placed, mode, share);
-        self.known.insert(key, predicted);
-        predicted
+        let compute = || estimate(self.evacuation, placed, mode, share);
+        *self.known.entry(key).or_insert_with(compute)
     }
 
     /// The mode of this move with such a share.
-    pub(crate) fn mode(&self, placed: Placed, share: f64) -> Mode {
+    pub(crate) fn mode(&mut self, placed: Placed, share: f64) -> Mode {
         if let Some(mode) = self.evacuation.mode {
             return mode;
         }
         let modes = &self.evacuation.guests[placed.guest].modes;
         let predicted: Vec<_> = modes
             .iter()
-            .map(|&mode| estimate(self.evacuation, placed, mode, share))
+            .map(|&mode| self.estimate(placed, mode, share))
             .collect();
         let chosen = choose_mode(&predicted).map(|choice| choice.mode);
         chosen.unwrap_or(self.evacuation.options.mode)
@@ -102,12 +106,7 @@ impl<'a> Predictions<'a> {
 
 /// Pages that the guest waits for have the whole line: the share is a limit of the background, as
 /// it is when the guests are moved.
-fn estimate(
-    evacuation: &Evacuation,
-    placed: Placed,
-    mode: Mode,
-    share: f64,
-) -> hikkoshi_estimate::Prediction {
+fn estimate(evacuation: &Evacuation, placed: Placed, mode: Mode, share: f64) -> Prediction {
     let guest = &evacuation.guests[placed.guest];
     let line = &evacuation.destinations[placed.destination].line;
     let limited = share < line.rate.likely * ALL;
@@ -123,9 +122,7 @@ fn estimate(
     predict(&measured, line, &options)
 }
 
-fn compute(evacuation: &Evacuation, placed: Placed, mode: Mode, share: f64) -> Predicted {
-    let rate = evacuation.destinations[placed.destination].line.rate;
-    let it = estimate(evacuation, placed, mode, share);
+fn predicted(it: &Prediction, rate: Span) -> Predicted {
     // If the line turns out to be slower, all shares of it are.
     let (faster, slower) = match it.limit {
         Some(_) => (

@@ -1,18 +1,9 @@
 //! All moves, simulated from event to event.
 
 use hikkoshi_engine::Mode;
-use hikkoshi_estimate::Span;
 
 use crate::placement::Placed;
 use crate::predictions::{Case, Predictions};
-
-/// From the start of `migrate` until its first byte, s: the guest is checked, and the daemon starts
-/// a QEMU for it. The line is not used.
-pub(crate) const PREPARE: Span = Span {
-    low: 0.15,
-    likely: 0.5,
-    high: 1.5,
-};
 
 /// When a move begins and ends, and what its guest feels, s.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -37,10 +28,18 @@ impl Timing {
 #[derive(Debug, Clone, Copy)]
 struct UnderWay {
     at: usize,
-    /// When its first byte is sent.
-    sends: f64,
+    /// How long it still prepares, if no other one does, s.
+    prepares: f64,
     /// Which part of it is done.
     done: f64,
+}
+
+/// How many times as long it takes to prepare so many moves at the same time: a move that prepares
+/// keeps about one processor busy.
+fn contention(moves: usize, processors: u32) -> f64 {
+    #[allow(clippy::cast_precision_loss)] // Some moves.
+    let needed = moves as f64;
+    (needed / f64::from(processors.max(1))).max(1.0)
 }
 
 /// Simulates `moves`, which begin in their order, at most `at_once` at a time. One whose
@@ -70,7 +69,7 @@ pub(crate) fn simulate(
             timings[at].begins = now;
             under_way.push(UnderWay {
                 at,
-                sends: now + case.of(PREPARE),
+                prepares: case.of(evacuation.guests[moves[at].0.guest].prepare),
                 done: 0.0,
             });
             false
@@ -78,7 +77,8 @@ pub(crate) fn simulate(
         if under_way.is_empty() {
             return timings;
         }
-        let sending: Vec<_> = under_way.iter().filter(|it| it.sends <= now).collect();
+        let sending: Vec<_> = under_way.iter().filter(|it| it.prepares <= 0.0).collect();
+        let slower = contention(under_way.len() - sending.len(), evacuation.processors);
         let to: Vec<_> = sending
             .iter()
             .map(|it| moves[it.at].0.destination)
@@ -88,7 +88,11 @@ pub(crate) fn simulate(
             .iter()
             .map(|it| {
                 let (placed, mode) = moves[it.at];
-                let share = if it.sends <= now { shares.next() } else { None };
+                let share = if it.prepares <= 0.0 {
+                    shares.next()
+                } else {
+                    None
+                };
                 share.map(|share| predictions.of(placed, mode, share))
             })
             .collect();
@@ -98,7 +102,7 @@ pub(crate) fn simulate(
             .zip(&predicted)
             .map(|(it, predicted)| match predicted {
                 Some(predicted) => (1.0 - it.done) * case.of(predicted.total),
-                None => it.sends - now,
+                None => it.prepares * slower,
             })
             .collect();
         let step = left.iter().copied().fold(f64::INFINITY, f64::min);
@@ -117,9 +121,10 @@ pub(crate) fn simulate(
         let mut ended = Vec::new();
         for ((it, predicted), left) in under_way.iter_mut().zip(&predicted).zip(&left) {
             let Some(predicted) = predicted else {
-                if *left <= step {
-                    it.sends = now;
-                }
+                it.prepares = match *left <= step {
+                    true => 0.0,
+                    false => it.prepares - step / slower,
+                };
                 continue;
             };
             let total = case.of(predicted.total);

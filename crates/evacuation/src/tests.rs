@@ -70,6 +70,7 @@ fn guest(name: &str, mebibytes: u64, rate: f64) -> Guest {
         compressed: Vec::new(),
         modes: vec![Mode::Precopy, Mode::Postcopy, Mode::Hybrid],
         obstacles: Vec::new(),
+        prepare: Span::within(0.5, 0.5, 2.0),
     }
 }
 
@@ -95,6 +96,7 @@ fn evacuation(guests: Vec<Guest>, destinations: Vec<Destination>) -> Evacuation 
         destinations,
         source: Limits::default(),
         source_rate: 118e6,
+        processors: 8,
         mode: Some(Mode::Hybrid),
         options: SourceOptions::default(),
     }
@@ -140,6 +142,33 @@ fn guests_are_spread_and_together_take_as_long_as_their_content() {
         "{total:?} {seconds}"
     );
     assert!(total.low <= total.likely && total.likely <= total.high);
+}
+
+/// Four that prepare at the same time on two processors need twice as long.
+#[test]
+fn moves_that_begin_together_wait_for_processors() {
+    let mut of = evacuation(four(64), vec![destination("x", 8192)]);
+    let first_end = |of: &Evacuation| {
+        let planned = plan_as(of, 4, Order::Named);
+        let ends = planned.moves.iter().map(|it| it.ends.likely);
+        ends.fold(f64::INFINITY, f64::min)
+    };
+    let enough = first_end(&of);
+    of.processors = 2;
+    let few = first_end(&of);
+    assert!((few - enough - 0.5).abs() < 1e-6, "{enough} {few}");
+}
+
+/// The measured rates of two lines are never the same.
+#[test]
+fn a_faster_line_does_not_get_all_guests() {
+    let (mut fast, slow) = (destination("x", 8192), destination("y", 8192));
+    fast.line.rate = Span::within(122e6, 0.95, 1.03);
+    let mut of = evacuation(four(512), vec![fast, slow]);
+    of.source_rate = 122e6;
+    let names = names(&of, &plan(&of));
+    let to = |name| names.iter().filter(|it| it.1 == name).count();
+    assert_eq!((to("x"), to("y")), (2, 2), "{names:?}");
 }
 
 /// Of 7000 and 5000 MiB, guests of 5000, 4000 and 3000 MiB need all.

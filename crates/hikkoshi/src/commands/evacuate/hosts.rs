@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode, Priority, ProbeOptions, probe};
@@ -146,12 +146,16 @@ pub(super) fn try_out(
     links: u16,
     measures: bool,
     cancel: &CancelFlag,
-) {
+) -> Option<Duration> {
     let name = &inspected.guest.name;
+    let begun = Instant::now();
     let invited = security::invited_by_certificate(name, &host.address, &host.client, cancel);
     let (remote, request) = match invited {
         Ok(invited) => invited,
-        Err(exit) => return not_invited(host, name, &exit),
+        Err(exit) => {
+            not_invited(host, name, &exit);
+            return None;
+        }
     };
     if let Some(offer) = &inspected.offer {
         match check::ask(&remote, offer, allow_cpu_mismatch, cancel) {
@@ -160,15 +164,16 @@ pub(super) fn try_out(
                 let obstacles: Vec<_> = obstacles.map(|it| it.reason.clone()).collect();
                 if !obstacles.is_empty() {
                     host.refuses.insert(name.clone(), obstacles.join("; "));
-                    return;
+                    return None;
                 }
             }
             Err(why) => {
                 host.refuses.insert(name.clone(), why);
-                return;
+                return None;
             }
         }
     }
+    let prepared = inspected.offer.as_ref().map(|_| begun.elapsed());
     if measures && host.line.is_none() {
         let options = ProbeOptions {
             links,
@@ -192,12 +197,13 @@ pub(super) fn try_out(
             Ok(line) => host.line = Some(line),
             Err(why) => {
                 host.failed = Some(format!("measuring the line to it: {why}"));
-                return;
+                return None;
             }
         }
     }
     host.takes.insert(name.clone());
     drop(request);
+    prepared
 }
 
 fn not_invited(host: &mut Host, name: &str, exit: &Exit) {

@@ -8,6 +8,7 @@ use std::thread;
 
 use clap::Parser;
 use hikkoshi_engine::{CancelFlag, Compression, Mode, SourceOptions};
+use hikkoshi_estimate::Span;
 use hikkoshi_link::Address;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_qemu::OfferedMachine;
@@ -27,6 +28,14 @@ const MAX_COST: f64 = 0.02;
 
 /// A rate for estimates before the line is known: they are not used.
 const ANY_RATE: u64 = 125_000_000;
+
+/// How long a move prepares, s, as long as no destination was asked for the guest, and for a
+/// domain, for which a destination starts nothing when it is asked.
+const PREPARE: Span = Span {
+    low: 0.15,
+    likely: 0.5,
+    high: 1.5,
+};
 
 /// A guest that was examined.
 #[derive(Debug)]
@@ -185,6 +194,7 @@ fn inspect(
             compressed: estimated.compressed,
             modes,
             obstacles,
+            prepare: PREPARE,
         },
         // A destination with libvirt would create a domain to compare it.
         offer: checked.offer.filter(|offer| offer.domain.is_none()),

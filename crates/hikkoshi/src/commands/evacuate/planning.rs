@@ -1,9 +1,10 @@
 //! Plans with what the hosts have answered, and plans again when one of them fails.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{CancelFlag, Mode, SourceOptions};
-use hikkoshi_estimate::Line;
+use hikkoshi_estimate::{Line, Span};
 use hikkoshi_evacuation::{Destination, Evacuation, Limits, Plan, plan};
 
 use super::hosts::{Host, try_out};
@@ -17,6 +18,27 @@ const UNKNOWN_MEMORY: u64 = 1 << 60;
 /// A rate, in bytes a second, until the lines are known: where guests go does not depend on it.
 const ANY_RATE: u64 = 125_000_000;
 
+fn own_processors() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(processors).unwrap_or(u32::MAX)
+}
+
+/// How long a destination may take to end what it has started to be asked.
+const SETTLED: Duration = Duration::from_millis(1500);
+
+/// What a move takes beside that and its data, s: it attaches to the guest, and ends.
+const ATTACH: f64 = 0.3;
+
+/// How long a move prepares of which the destination's part was measured.
+fn prepare(there: Duration) -> Span {
+    let there = there.as_secs_f64();
+    Span {
+        low: there,
+        likely: there + ATTACH,
+        high: 2.0 * there + 3.0 * ATTACH,
+    }
+}
+
 /// What plans are made of.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
@@ -28,6 +50,8 @@ pub(super) struct Planner<'a> {
     pub(super) allow_cpu_mismatch: bool,
     /// Whether `--when-stalled` is among the options of the moves.
     pub(super) says_when_stalled: bool,
+    /// When a host was last asked for a guest.
+    pub(super) asked: Option<Instant>,
     /// Memory of the hosts that guests have taken which were moved there, by their numbers.
     pub(super) taken: BTreeMap<usize, u64>,
 }
@@ -50,6 +74,7 @@ impl Planner<'_> {
                 bandwidth: limit(self.args.bandwidth),
             },
             source_rate: rates.fold(1.0, f64::max),
+            processors: own_processors(),
             mode: self.args.mode.fixed(),
             options: self.options.clone(),
             guests: chosen,
@@ -92,9 +117,9 @@ impl Planner<'_> {
         match any {
             Some(guest) => Line::given(rate, None, guest, self.options.links),
             None => Line {
-                rate: hikkoshi_estimate::Span::exactly(crate::output::units::float(rate)),
-                round_trip: hikkoshi_estimate::Span::ZERO,
-                open_link: hikkoshi_estimate::Span::ZERO,
+                rate: Span::exactly(crate::output::units::float(rate)),
+                round_trip: Span::ZERO,
+                open_link: Span::ZERO,
             },
         }
     }
@@ -134,11 +159,23 @@ impl Planner<'_> {
         }
         let (links, measures) = (self.options.links, self.args.line.is_none());
         let allow = self.allow_cpu_mismatch;
-        try_out(host, inspected, mode, allow, links, measures, cancel);
-        if let Some(why) = host.refusal(name) {
+        let prepared = try_out(host, inspected, mode, allow, links, measures, cancel);
+        self.asked = Some(Instant::now());
+        let refusal = host.refusal(name);
+        if let Some(why) = refusal {
             streams::notice(&format!("{name}: not to {}: {why}", host.address));
         }
+        if let Some(prepared) = prepared {
+            self.guests[guest].measured.prepare = prepare(prepared);
+        }
         true
+    }
+
+    /// Waits until the destinations have ended what they had started to be asked.
+    pub(super) fn settle(&self) {
+        if let Some(asked) = self.asked {
+            std::thread::sleep(SETTLED.saturating_sub(asked.elapsed()));
+        }
     }
 
     /// The plan for these guests, by their numbers; those in it are numbers in the list.
