@@ -8,6 +8,8 @@ pub use hikkoshi_qemu::fuzzing as qemu;
 #[allow(dead_code)] // The property tests use more of it.
 #[path = "../../crates/handover/tests/machines/fuzzing.rs"]
 mod handover_tests;
+#[path = "../../crates/status/tests/documents/fuzzing.rs"]
+mod status_tests;
 #[allow(dead_code)]
 #[path = "../../crates/wire/tests/properties/mod.rs"]
 mod wire_tests;
@@ -51,5 +53,12 @@ pub mod wire {
 
     pub fn stream(bytes: &[u8]) {
         tests::check(bytes);
+    }
+}
+
+/// What a host says of itself.
+pub mod status {
+    pub fn host(bytes: &[u8]) {
+        super::status_tests::host(bytes);
     }
 }

@@ -55,6 +55,8 @@ mod network;
 mod output;
 mod programs;
 
+pub use hikkoshi_lab::CertificateAuthority;
+
 pub use environment::eventually::eventually;
 pub use environment::executable::{copy_hikkoshi, hikkoshi, write_script};
 pub use environment::free_huge_pages::free_huge_pages;
@@ -77,7 +79,6 @@ pub use moves::migration_plan::{MigrationPlan, Transport};
 pub use moves::qemu_state::QemuState;
 pub use moves::relay::{Breakpoint, MessageKind, Relay, RelayAction, SentPages, When};
 pub use moves::split_brain::SplitBrainWatcher;
-pub use network::certificate_authority::CertificateAuthority;
 pub use network::packet_capture::{Captured, PacketCapture};
 pub use network::transmitted_frames::TransmittedFrames;
 pub use output::json_report::{JsonReport, assert_rebuilt};

@@ -4,7 +4,8 @@
 //! [`VmConfig::start`] starts it as a [`Vm`]: a real QEMU of either version that boots the test
 //! guest with a [`Workload`]. The guest's output arrives at a [`Console`] as typed [`GuestReport`]s
 //! with arrival times; source and destination share one console, because there is one guest. A
-//! [`HostPair`] is two network namespaces joined by a veth pair with a rate limit. A
+//! [`HostPair`] is two network namespaces joined by a veth pair with a rate limit. A [`SharedLine`]
+//! is a host that reaches several others over one such line. A
 //! [`GuestNetwork`] is a switch with two hosts and a client, for a guest that serves during its
 //! migration.
 //!
@@ -56,6 +57,7 @@
 
 mod artifacts;
 pub mod browser;
+mod certificate_authority;
 mod cgroup;
 mod config;
 mod console;
@@ -96,6 +98,7 @@ pub use artifacts::{
     QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, nano_kernel, qemu_img,
     web_initramfs,
 };
+pub use certificate_authority::CertificateAuthority;
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, ConsoleLine};
 pub use device::Device;
@@ -112,7 +115,7 @@ pub use memory_limit::MemoryLimit;
 pub use mount::Mount;
 pub use net::{
     DatagramClient, Datagrams, FileClients, Files, GuestNetwork, HostPair, Namespace, Pace,
-    RateLimit,
+    RateLimit, SharedLine,
 };
 pub use never_retried::never_retried;
 pub use passt::PasstMode;
@@ -127,6 +130,6 @@ pub use report::{
 pub use tpm::TpmEmulator;
 pub use tsc::TscReading;
 pub use unknown_qemu::unknown_qemu;
-pub use vm::{ExpectedVm, RamBlock, Vm};
+pub use vm::{ExpectedVm, RamBlock, Vm, template};
 pub use workload::{Pattern, Workload};
 pub use zram_swap::ZramSwap;

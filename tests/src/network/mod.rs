@@ -1,5 +1,4 @@
-//! Networks: packets, frames, certificates.
+//! Networks: packets, frames.
 
-pub(crate) mod certificate_authority;
 pub(crate) mod packet_capture;
 pub(crate) mod transmitted_frames;

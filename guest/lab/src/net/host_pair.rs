@@ -26,6 +26,16 @@ impl RateLimit {
             latency: Duration::from_millis(50),
         }
     }
+
+    /// Limits what a namespace sends on a device.
+    pub(super) fn apply(self, end: &Namespace, device: &str) -> Result<String, LabError> {
+        let rate = format!("{}bit", self.rate_bits);
+        let burst = self.burst_bytes.to_string();
+        let latency = format!("{}ms", self.latency.as_millis());
+        let device = ["qdisc", "replace", "dev", device, "root", "tbf"];
+        let limit = ["rate", &rate, "burst", &burst, "latency", &latency];
+        end.call("tc", &[device, limit].concat())
+    }
 }
 
 /// Number of connections that can have a separate rate.
@@ -112,23 +122,7 @@ impl HostPair {
     pub fn set_rate_limit(&mut self, rate_limit: Option<RateLimit>) -> Result<(), LabError> {
         for end in [&self.source, &self.destination] {
             match rate_limit {
-                Some(rate_limit) => end.call(
-                    "tc",
-                    &[
-                        "qdisc",
-                        "replace",
-                        "dev",
-                        Self::DEVICE,
-                        "root",
-                        "tbf",
-                        "rate",
-                        &format!("{}bit", rate_limit.rate_bits),
-                        "burst",
-                        &rate_limit.burst_bytes.to_string(),
-                        "latency",
-                        &format!("{}ms", rate_limit.latency.as_millis()),
-                    ],
-                )?,
+                Some(rate_limit) => rate_limit.apply(end, Self::DEVICE)?,
                 None if self.rate_limit.is_some() => {
                     end.call("tc", &["qdisc", "delete", "dev", Self::DEVICE, "root"])?
                 }

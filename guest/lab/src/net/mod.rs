@@ -1,4 +1,4 @@
-//! Networks of namespaces: two hosts with a rate-limited network, and a switch with a guest.
+//! Networks of namespaces: hosts with a rate-limited network, and a switch with a guest.
 //!
 //! The addresses are always the same; namespaces separate them. Everything here needs root.
 
@@ -8,6 +8,7 @@ mod guest_network;
 mod host_pair;
 mod ip;
 mod namespace;
+mod shared_line;
 mod tap_queues;
 
 pub use datagram_client::{DatagramClient, Datagrams, Pace};
@@ -17,4 +18,5 @@ pub use host_pair::{HostPair, RateLimit};
 pub(crate) use ip::ip;
 pub use namespace::Namespace;
 pub(crate) use namespace::{NAMESPACE_PREFIX, NAMESPACES};
+pub use shared_line::SharedLine;
 pub(crate) use tap_queues::TapQueues;

@@ -8,7 +8,7 @@ mod ram_block;
 mod start;
 
 pub use ram_block::RamBlock;
-pub use start::ExpectedVm;
+pub use start::{ExpectedVm, template};
 pub(crate) use start::{KERNEL_ARGUMENTS, listen};
 
 use self::process::VmProcess;

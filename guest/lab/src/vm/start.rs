@@ -245,6 +245,15 @@ impl Nic {
     }
 }
 
+/// A command line as a template of `hikkoshi daemon`.
+pub fn template(words: &[OsString]) -> String {
+    let quoted = words
+        .iter()
+        .map(|word| format!("'{}'", word.to_string_lossy()));
+    let quoted: Vec<_> = quoted.collect();
+    format!("# a test's\n{}\n", quoted.join(" \\\n"))
+}
+
 /// A machine whose QEMU another program is to start.
 #[derive(Debug)]
 pub struct ExpectedVm {

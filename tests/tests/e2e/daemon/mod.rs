@@ -12,7 +12,7 @@ mod service_manager;
 mod unfinished;
 mod without_guests;
 
-use hikkoshi_lab::{ExpectedVm, GuestReport, Vm, VmConfig, Workload};
+use hikkoshi_lab::{ExpectedVm, GuestReport, Vm, VmConfig, Workload, template};
 use hikkoshi_tests::{Exit, LONG, Program, QemuState, TestEnv, eventually, hikkoshi, log};
 use rustix::process::Pid;
 use std::ffi::OsString;
@@ -135,11 +135,7 @@ impl Daemon {
 
 /// Writes a command line as a template.
 pub(crate) fn write_template(path: &Path, words: &[OsString]) {
-    let words: Vec<_> = words
-        .iter()
-        .map(|word| format!("'{}'", word.to_str().unwrap()))
-        .collect();
-    fs::write(path, format!("# a test's\n{}\n", words.join(" \\\n"))).unwrap();
+    fs::write(path, template(words)).unwrap();
 }
 
 /// A guest, and a template for the machine that it moves to.

@@ -1,4 +1,5 @@
 //! A certificate authority for tests.
+#![allow(clippy::unwrap_used)] // without certificates there is no test
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use std::path::PathBuf;
@@ -45,6 +46,9 @@ impl CertificateAuthority {
     }
 
     /// Issues a certificate that has expired.
+    ///
+    /// # Panics
+    /// See [`new`](Self::new).
     pub fn expired(&self, host: &str) -> [String; 6] {
         self.issue_until(host, 2001)
     }
