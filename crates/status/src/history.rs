@@ -1,11 +1,12 @@
-//! What was moved, from the recordings of a status folder.
+//! What was moved, from the recordings of a status folder, and from the lines that those have left
+//! which were removed.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
 use hikkoshi_account::Side;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{FolderError, Recording, StatusEntryKind, StatusFolder, join_all};
 
@@ -14,7 +15,7 @@ pub const HISTORY_VERSION: u32 = 1;
 
 /// A migration that has ended, or whose engine was killed: what both sides and all engines have
 /// recorded on this host.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PastMigration {
     /// [`HISTORY_VERSION`].
     pub version: u32,
@@ -33,7 +34,7 @@ pub struct PastMigration {
     /// The sides that were recorded here.
     pub sides: Vec<Side>,
     /// The mode, or `unknown`.
-    pub mode: &'static str,
+    pub mode: String,
     /// From the beginning to the end, in milliseconds.
     pub total_ms: f64,
     /// How long the guest was paused, in milliseconds: likely, if that is known, or else at most
@@ -48,7 +49,8 @@ pub struct PastMigration {
     pub result: String,
     /// The same for a person.
     pub message: Option<String>,
-    /// The names that the entries of its recordings have in the status folder.
+    /// The names that the entries of its recordings have in the status folder; none: they were
+    /// removed.
     pub entries: Vec<String>,
 }
 
@@ -117,7 +119,7 @@ impl History {
             }
         }
         history.skipped.sort_by(|a, b| a.path.cmp(&b.path));
-        history.migrations = migrations(recordings);
+        history.migrations = with_past(migrations(recordings), folder.past());
         Ok(history)
     }
 }
@@ -127,6 +129,9 @@ fn other_files(folder: &StatusFolder, is_running: impl Fn(&str) -> bool) -> Vec<
     let files = fs::read_dir(folder.path()).into_iter().flatten().flatten();
     let skipped = files.filter_map(|file| {
         let path = file.path();
+        if path == folder.evacuation() || path == folder.past_file() {
+            return None;
+        }
         let name = path.file_stem()?.to_string_lossy().into_owned();
         let why = match path.extension().and_then(|end| end.to_str()) {
             Some("sock" | "json") => return None,
@@ -139,7 +144,7 @@ fn other_files(folder: &StatusFolder, is_running: impl Fn(&str) -> bool) -> Vec<
     skipped.collect()
 }
 
-/// One for each number, the oldest first.
+/// One for each number.
 fn migrations(recordings: Vec<Recording>) -> Vec<PastMigration> {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for recording in &recordings {
@@ -158,14 +163,35 @@ fn migrations(recordings: Vec<Recording>) -> Vec<PastMigration> {
         past.entries.sort_unstable();
         Some(past)
     });
-    let mut past: Vec<_> = past.collect();
-    past.sort_by(|a, b| (a.started_unix_ms, &a.id).cmp(&(b.started_unix_ms, &b.id)));
-    past
+    past.collect()
+}
+
+/// With those of which there is no recording any more. If both sides were removed, the source's
+/// counts.
+fn with_past(mut known: Vec<PastMigration>, past: Vec<PastMigration>) -> Vec<PastMigration> {
+    let mut by_id: BTreeMap<String, PastMigration> = BTreeMap::new();
+    let is_known = |past: &PastMigration| known.iter().any(|it| it.id == past.id);
+    for past in past.into_iter().filter(|past| !is_known(past)) {
+        let other = by_id.get(&past.id);
+        if other.is_none_or(|other| !other.sides.contains(&Side::Source)) {
+            by_id.insert(past.id.clone(), past);
+        }
+    }
+    known.extend(by_id.into_values());
+    known.sort_by(|a, b| (a.started_unix_ms, &a.id).cmp(&(b.started_unix_ms, &b.id)));
+    known
+}
+
+impl PastMigration {
+    /// Whether this version can read it.
+    pub(crate) fn is_known(&self) -> bool {
+        self.version == HISTORY_VERSION
+    }
 }
 
 /// What the recordings of one migration say. Of recordings of one side that could not be joined,
 /// the newest counts.
-fn past_migration(recordings: &[Recording]) -> Option<PastMigration> {
+pub(crate) fn past_migration(recordings: &[Recording]) -> Option<PastMigration> {
     let newest = |side: Side| {
         let own = recordings.iter().filter(|it| it.migration.side == side);
         own.max_by_key(|it| it.engine_started_unix_ms())
@@ -211,7 +237,7 @@ fn past_migration(recordings: &[Recording]) -> Option<PastMigration> {
         from: from.clone(),
         to: to.clone(),
         sides: each().map(|it| it.migration.side).collect(),
-        mode: migration.mode_name(),
+        mode: migration.mode_name().to_owned(),
         total_ms,
         downtime_ms: downtime_ms.filter(|ms| *ms > 0.0),
         bytes,

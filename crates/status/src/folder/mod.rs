@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod examples;
+mod past;
 mod recording_file;
 mod retention;
 

@@ -44,6 +44,8 @@ impl StatusFolder {
         for (number, old) in (own + 1..).zip(&ended) {
             sum = sum.saturating_add(size(old));
             if number > MAX_ENDED_RECORDINGS || sum > MAX_TOTAL_BYTES {
+                // What cannot be read is not remembered.
+                let _ = self.remember(&old.path);
                 let _ = fs::remove_file(&old.path);
             }
         }
