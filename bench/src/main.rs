@@ -21,15 +21,17 @@
 //!
 //! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`), and so is
 //! [`estimate`], which compares predictions with what happens (`--only estimate`), and [`disks`],
-//! which moves guests whose disks are copied (`--only disks`), and [`throughput`], which measures
-//! how long the pages of an idle guest take, and what they cost (`--only throughput`).
+//! which moves guests whose disks are copied (`--only disks`), [`throughput`], which measures how
+//! long the pages of an idle guest take, and what they cost (`--only throughput`), and
+//! [`evacuation`], which empties a host (`--only evacuation`), or measures how long one guest waits
+//! for pages while others are moved (`--only urgent`).
 //!
 //! # Layers
 //!
 //! A module uses only those in lines below its own:
 //!
 //! ```text
-//! dirty_rate  disks  estimate  throughput
+//! dirty_rate  disks  estimate  evacuation  throughput
 //! measure  report
 //! record
 //! mover
@@ -48,6 +50,7 @@ mod dirty_rate;
 mod disks;
 mod error;
 mod estimate;
+mod evacuation;
 mod host_info;
 mod measure;
 mod meter;
@@ -87,6 +90,12 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
     }
     if disks::is_selected(args) {
         return disks::run(args);
+    }
+    if evacuation::is_selected(args) {
+        return evacuation::run(args);
+    }
+    if evacuation::urgent::is_selected(args) {
+        return evacuation::urgent::run(args);
     }
     if throughput::is_selected(args) {
         return throughput::run(args);
