@@ -60,7 +60,11 @@ pub(crate) const SCRIPTS: &[(&str, &str)] = &[
 ];
 
 /// Scripts of the live page only, after the others.
-const LIVE_SCRIPTS: &[(&str, &str)] = &[file!("js/list.js"), file!("js/live.js")];
+const LIVE_SCRIPTS: &[(&str, &str)] = &[
+    file!("js/evacuation.js"),
+    file!("js/list.js"),
+    file!("js/live.js"),
+];
 
 /// The last script of a report.
 pub(crate) const REPORT_SCRIPT: &str = include_str!("../web/js/report.js");

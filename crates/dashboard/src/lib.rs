@@ -40,7 +40,7 @@ mod server;
 
 pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
 pub use metrics::{FAMILIES, Family, MetricKind};
-pub use report::{recordings_in, report, report_policy, served_report_policy};
+pub use report::{evacuation_report, recordings_in, report, report_policy, served_report_policy};
 pub use server::{
     AllowedHost, BindError, InvalidHost, InvalidListen, Limits, Listen, Options, RunError, Server,
 };

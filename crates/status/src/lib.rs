@@ -26,6 +26,7 @@
 //! | `join/` | one recording of several engines of a side, one after another |
 //! | `history.rs` | what was moved, one entry for each migration |
 //! | `host/` | a host: what it has, and its guests |
+//! | `evacuation/` | an evacuation: what was planned, and what has become of each guest |
 //!
 //! # The map
 //!
@@ -41,6 +42,7 @@
 //! [`Map`]: hikkoshi_account::Map
 
 mod client;
+mod evacuation;
 mod folder;
 mod history;
 mod host;
@@ -51,6 +53,11 @@ mod recorder;
 mod server;
 
 pub use client::{Follow, FollowError};
+pub use evacuation::{
+    DeadlineMet, EVACUATION_VERSION, EvacuatedGuest, Evacuation, EvacuationError, EvacuationPlan,
+    EvacuationStage, MoveOrder, PlannedChange, PlannedDeadline, PlannedDestination, PlannedMove,
+    ReachedBy, StayingGuest,
+};
 pub use folder::{FolderError, StatusEntry, StatusEntryKind, StatusFolder};
 pub use history::{HISTORY_VERSION, History, PastMigration, SkipReason, SkippedFile};
 pub use host::{

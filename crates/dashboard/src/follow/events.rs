@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hikkoshi_status::{Recording, StatusRecord};
+use hikkoshi_status::{Evacuation, Recording, StatusRecord};
 use serde::Serialize;
 
 use super::subscription::Event;
@@ -20,6 +20,8 @@ struct Data<'a> {
     short: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evacuation: Option<&'a Evacuation>,
 }
 
 /// What happened.
@@ -74,6 +76,15 @@ pub(super) fn gone_event(name: &str) -> Event {
         ..Data::default()
     };
     Event::of_text(text("gone", &data))
+}
+
+/// The evacuation of this host. Without one: there is none any more.
+pub(super) fn evacuation_event(evacuation: Option<&Evacuation>) -> Event {
+    let data = Data {
+        evacuation,
+        ..Data::default()
+    };
+    Event::of_text(text("evacuation", &data))
 }
 
 /// Everything that was known was sent.

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use hikkoshi_account::Side;
-use hikkoshi_status::{Continued, Recording, StatusRecord};
+use hikkoshi_status::{Continued, Evacuation, Recording, StatusRecord};
 
-use super::events::{all_sent_event, gone_event, lost_event, status_event};
+use super::events::{all_sent_event, evacuation_event, gone_event, lost_event, status_event};
 use super::known::{Known, Whole};
 use super::subscription::{Event, Queue, Subscription};
 
@@ -42,6 +42,7 @@ struct State {
     /// The folder was listed.
     is_listed: bool,
     folder_problem: Option<String>,
+    evacuation: Option<Evacuation>,
 }
 
 /// What is known, to look at.
@@ -55,6 +56,8 @@ pub(crate) struct View<'a> {
     pub(crate) subscribers: usize,
     /// Whether the status folder can be read.
     pub(crate) folder_is_readable: bool,
+    /// The evacuation of this host.
+    pub(crate) evacuation: Option<&'a Evacuation>,
 }
 
 impl Migrations {
@@ -90,6 +93,7 @@ impl Migrations {
             ended: &state.ended,
             subscribers: state.subscribers.len(),
             folder_is_readable: state.folder_problem.is_none(),
+            evacuation: state.evacuation.as_ref(),
         })
     }
 
@@ -120,6 +124,9 @@ impl Migrations {
             events.extend(known.event(name).map(Event::of_text));
             events.extend(known.lost().map(|text| lost_event(name, text)));
         }
+        if state.evacuation.is_some() {
+            events.push(evacuation_event(state.evacuation.as_ref()));
+        }
         events.push(all_sent_event());
         let queue = Arc::new(Queue::default());
         queue.begin(events);
@@ -135,6 +142,15 @@ impl Migrations {
                 tracing::warn!(%problem, "the migrations of this host cannot be listed");
             }
             state.folder_problem = problem;
+        }
+    }
+
+    /// The evacuation of this host, as the folder has it.
+    pub(super) fn set_evacuation(&self, evacuation: Option<Evacuation>) {
+        let mut state = self.lock();
+        if state.evacuation != evacuation {
+            state.publish(&evacuation_event(evacuation.as_ref()));
+            state.evacuation = evacuation;
         }
     }
 

@@ -65,6 +65,14 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
         }
     };
     migrations.set_folder_problem(None);
+    match folder.read_evacuation() {
+        Ok(evacuation) => migrations.set_evacuation(evacuation),
+        // It may be one of a later version.
+        Err(error) => {
+            tracing::debug!(error = %Report::new(&error), "an evacuation that cannot be read");
+            migrations.set_evacuation(None);
+        }
+    }
     let has_kind = |kind| {
         entries
             .iter()

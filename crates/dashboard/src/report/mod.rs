@@ -1,4 +1,4 @@
-//! The report of one or several migrations: one file with everything in it.
+//! The report of one or several migrations, or of an evacuation: one file with everything in it.
 //!
 //! The summary is written here, so it needs no scripts. The pictures and the tables beside them are
 //! drawn by the views of the live page, from the recordings in the file. Without scripts, tables
@@ -7,6 +7,7 @@
 mod bars;
 mod both_sides;
 mod compare;
+mod evacuation;
 mod format;
 mod hot_ranges;
 mod markup;
@@ -15,7 +16,7 @@ mod tables;
 
 use std::fmt::Write;
 
-use hikkoshi_status::{Recording, join_all};
+use hikkoshi_status::{Evacuation, Recording, join_all};
 
 use crate::assets::{ICON, UPLOT_LICENSE};
 use both_sides::{BothSides, group};
@@ -27,10 +28,28 @@ use policy::{scripts, styles};
 /// migration are shown as one, and so are the engines that took part on one side, one after
 /// another.
 pub fn report(recordings: &[Recording]) -> String {
+    page(None, recordings)
+}
+
+/// A report of an evacuation, and of its moves as far as there are recordings of them.
+pub fn evacuation_report(evacuation: &Evacuation, recordings: &[Recording]) -> String {
+    page(Some(evacuation), recordings)
+}
+
+fn page(evacuation: Option<&Evacuation>, recordings: &[Recording]) -> String {
     let recordings = join_all(recordings.to_vec());
     let migrations = group(&recordings);
-    let mut page = head(&migrations);
-    page.push_str(&compare::summary(&migrations));
+    let mut page = match evacuation {
+        Some(evacuation) => {
+            let mut page = head(&format!("Evacuation of {} guests", evacuation.guests.len()));
+            page.push_str(&evacuation::section(evacuation));
+            page
+        }
+        None => head(&title(&migrations)),
+    };
+    if evacuation.is_none() || !migrations.is_empty() {
+        page.push_str(&compare::summary(&migrations));
+    }
     for (index, migration) in migrations.iter().enumerate() {
         page.push_str(&place(index, migration));
     }
@@ -55,14 +74,17 @@ pub fn recordings_in(page: &str) -> Option<&str> {
 /// What precedes the recordings in a page.
 const RECORDINGS: &str = "<script type=\"application/json\" id=\"recordings\">";
 
-fn head(migrations: &[BothSides<'_>]) -> String {
-    let title = match migrations {
+fn title(migrations: &[BothSides<'_>]) -> String {
+    match migrations {
         [one] => {
             let guest = one.migration().map_or("", |migration| &migration.guest);
             format!("Migration of {guest}")
         }
         several => format!("{} migrations", several.len()),
-    };
+    }
+}
+
+fn head(title: &str) -> String {
     let mut head = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n\
@@ -70,7 +92,7 @@ fn head(migrations: &[BothSides<'_>]) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
          <link rel=\"icon\" href=\"data:image/svg+xml;base64,{}\">\n",
         escape(&report_policy()),
-        escape(&title),
+        escape(title),
         data_encoding::BASE64.encode(ICON.as_bytes())
     );
     for style in styles() {
@@ -81,7 +103,7 @@ fn head(migrations: &[BothSides<'_>]) -> String {
         "</head>\n<body class=\"report\">\n<a class=\"skip\" href=\"#main\">Skip to the summary</a>\n\
          <header><h1>{}</h1><p class=\"note\">Report by hikkoshi {}</p></header>\n\
          <main id=\"main\" tabindex=\"-1\">\n",
-        escape(&title),
+        escape(title),
         env!("CARGO_PKG_VERSION")
     );
     head
@@ -144,6 +166,43 @@ mod tests {
         parts
             .map(|part| part.split(end).next().unwrap_or(part))
             .collect()
+    }
+
+    #[test]
+    fn a_report_of_an_evacuation_has_a_row_for_each_guest() {
+        use hikkoshi_status::{EVACUATION_VERSION, EvacuatedGuest, EvacuationStage, ReachedBy};
+        let guest = |stage| EvacuatedGuest {
+            to: Some(HOSTILE.to_owned()),
+            began_unix_ms: Some(2000),
+            ended_unix_ms: Some(5500),
+            felt_ms: Some(12.5),
+            ..EvacuatedGuest::new(ReachedBy::Qmp("/q".into()), stage)
+        };
+        let stays = EvacuationStage::Stays {
+            message: HOSTILE.to_owned(),
+        };
+        let guests = [
+            ("db".to_owned(), guest(EvacuationStage::Moved)),
+            (HOSTILE.to_owned(), guest(stays)),
+        ];
+        let evacuation = Evacuation {
+            version: EVACUATION_VERSION,
+            started_unix_ms: Some(1000),
+            ended_unix_ms: Some(7000),
+            plan: None,
+            guests: guests.into(),
+        };
+        let page = evacuation_report(&evacuation, &[recording(Side::Source, "db")]);
+        assert!(page.contains("<h1>Evacuation of 2 guests</h1>"), "{page}");
+        assert!(page.contains("1 guests have moved in 6.00 s"), "{page}");
+        let rows = between(&page, "<th scope=\"row\">db</th>", "</tr>");
+        let row = rows.iter().find(|row| row.contains(">moved<")).unwrap();
+        for cell in ["1.00 s", "3.50 s", "12.5 ms"] {
+            assert!(row.contains(cell), "{cell}: {row}");
+        }
+        assert!(!page.contains(HOSTILE), "{page}");
+        let alone = evacuation_report(&evacuation, &[]);
+        assert!(!alone.contains("0 migrations"), "{alone}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::fetch_metadata::is_of_another_site;
 use super::large::Large;
 use super::limits::Limits;
 use super::respond::{Answer, JSON, answer, ok, refused};
-use crate::follow::{Known, Migrations};
+use crate::follow::{Known, Migrations, View};
 use crate::{asset, metrics};
 
 const EVENTS: &str = "text/event-stream";
@@ -96,6 +96,7 @@ impl Routes {
                 ok(metrics::CONTENT_TYPE, text)
             }
             "/api/migrations" => self.list(),
+            "/api/evacuation" => self.evacuation(),
             path => {
                 let asset = asset(path)?;
                 ok(asset.content_type, asset.bytes)
@@ -114,6 +115,12 @@ impl Routes {
                 "too many pages are open (close some of them)",
             ),
         }
+    }
+
+    /// `null`: there is none.
+    fn evacuation(&self) -> Answer {
+        let look = |view: View<'_>| serde_json::to_vec(&view.evacuation).unwrap_or_default();
+        ok(JSON, self.migrations.view(look))
     }
 
     fn list(&self) -> Answer {

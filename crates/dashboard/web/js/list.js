@@ -40,13 +40,14 @@ hikkoshi.List = (() => {
   class List {
     constructor() {
       this.items = new Map();
+      this.evacuation = new hikkoshi.Evacuation();
       this.running = el("ul");
       this.ended = el("ul");
       this.runningHeading = el("h2");
       this.endedHeading = el("h2");
       this.unreadable = el("div");
       this.element = el("nav", { "aria-label": "Migrations" },
-        this.runningHeading, this.running, this.endedHeading, this.ended, this.unreadable);
+        this.evacuation.element, this.runningHeading, this.running, this.endedHeading, this.ended, this.unreadable);
       this.element.addEventListener("keydown", (event) => this.key(event));
     }
 
@@ -62,8 +63,8 @@ hikkoshi.List = (() => {
       }
     }
 
-    /** `unreadable`: names of entries that have no recording, and why. */
-    update(migrations, chosen, unreadable) {
+    /** `unreadable`: names of entries that have no recording, and why. `evacuation`: or null. */
+    update(migrations, chosen, unreadable, evacuation) {
       this.showUnreadable([...unreadable].slice(0, MOST));
       const newest = migrations.slice(0, MOST);
       for (const [id, item] of this.items) {
@@ -72,10 +73,13 @@ hikkoshi.List = (() => {
           this.items.delete(id);
         }
       }
-      const running = newest.filter((migration) => migration.running);
-      const ended = newest.filter((migration) => !migration.running);
+      const moves = this.evacuation.update(evacuation, newest);
+      const others = newest.filter((migration) => !moves.includes(migration));
+      const running = others.filter((migration) => migration.running);
+      const ended = others.filter((migration) => !migration.running);
       setText(this.runningHeading, `In progress (${running.length})`);
       setText(this.endedHeading, `Ended (${ended.length})`);
+      this.show(this.evacuation.moves, moves, chosen);
       this.show(this.running, running, chosen);
       this.show(this.ended, ended, chosen);
     }

@@ -19,6 +19,7 @@ hikkoshi.live = (() => {
       /** Names of recordings that are fetched now. */
       this.fetched = new Set();
       this.migrations = [];
+      this.evacuation = null;
       this.changed = true;
       this.drawn = -Infinity;
       this.list = new hikkoshi.List();
@@ -52,6 +53,7 @@ hikkoshi.live = (() => {
       events.addEventListener("open", () => {
         // The server sends everything again; what it does not send is gone.
         this.unsent = new Set([...this.recordings.keys(), ...this.unreadable.keys()]);
+        this.evacuation = null;
         this.connected("on", "Connected");
       });
       on("all-sent", () => {
@@ -68,6 +70,9 @@ hikkoshi.live = (() => {
       on("status", ({ name, record, short }) => this.status(name, record, short));
       on("lost", ({ name, text }) => this.lose(name, text));
       on("gone", ({ name }) => this.remove(name));
+      on("evacuation", ({ evacuation }) => {
+        this.evacuation = evacuation ?? null;
+      });
     }
 
     remove(name) {
@@ -133,7 +138,7 @@ hikkoshi.live = (() => {
       }
       this.migrations.sort((a, b) => b.running - a.running || b.began - a.began);
       const chosen = this.chosen();
-      this.list.update(this.migrations, chosen?.id, this.unreadable);
+      this.list.update(this.migrations, chosen?.id, this.unreadable, this.evacuation);
       this.empty.hidden = this.migrations.length + this.unreadable.size > 0;
       this.sections.element.hidden = !chosen;
       if (chosen) {

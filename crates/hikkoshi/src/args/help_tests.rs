@@ -160,7 +160,7 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("report"),
         "-: files --help\n\
-         Output: --output\n\
+         Output: --evacuation --output\n\
          Recovery: --journal\n"
     );
     assert_eq!(

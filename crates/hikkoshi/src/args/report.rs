@@ -18,6 +18,13 @@ pub(crate) struct Report {
     #[arg(verbatim_doc_comment, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
+    /// The evacuation of this host: the one that is not complete, or else the last one
+    ///
+    /// What was planned is compared with what happened. Its moves follow, as far as their
+    /// recordings are in the status folder.
+    #[arg(verbatim_doc_comment, long, conflicts_with = "files", help_heading = OUTPUT)]
+    pub evacuation: bool,
+
     /// Write the page to FILE; "-" is standard output
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub output: PathBuf,

@@ -21,5 +21,5 @@ mod time_left;
 
 pub(crate) use control::ShownChange;
 pub(crate) use publisher::RunPublisher;
-pub(crate) use report_file::write_report;
+pub(crate) use report_file::write_page;
 pub(crate) use run_info::RunInfo;

@@ -14,17 +14,16 @@ use crate::output::streams;
 /// A special file must not be a link, put in its place.
 const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 
-/// Writes a page about these recordings to `path`; "-" is standard output.
+/// Writes a page to `path`; "-" is standard output.
 ///
-/// Only this user can read a new file, as the recordings that it is made of. An older report stays
-/// until the new one is complete.
+/// Only this user can read a new file, as the recordings that a report is made of. An older report
+/// stays until the new one is complete.
 ///
 /// # Errors
 /// If it cannot be written.
-pub(crate) fn write_report(path: &Path, recordings: &[Recording]) -> io::Result<()> {
-    let page = hikkoshi_dashboard::report(recordings);
+pub(crate) fn write_page(path: &Path, page: &str) -> io::Result<()> {
     if path == Path::new("-") {
-        streams::to_stdout(&page);
+        streams::to_stdout(page);
         return Ok(());
     }
     write(path, page.as_bytes())
@@ -91,14 +90,16 @@ pub(super) fn write_report_of(recording: Recording, folder: &StatusFolder, path:
         }
     }
     // The result does not depend on it.
-    streams::notice(&match write_report(path, &recordings) {
-        Ok(()) => format!("the report is in {}", path.display()),
-        Err(error) => format!(
-            "the report was not written to {}: {}",
-            path.display(),
-            Report::new(&error)
-        ),
-    });
+    streams::notice(
+        &match write_page(path, &hikkoshi_dashboard::report(&recordings)) {
+            Ok(()) => format!("the report is in {}", path.display()),
+            Err(error) => format!(
+                "the report was not written to {}: {}",
+                path.display(),
+                Report::new(&error)
+            ),
+        },
+    );
 }
 
 #[cfg(test)]

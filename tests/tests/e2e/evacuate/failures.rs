@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::{Evacuation, run};
-use hikkoshi_tests::{Program, Relay};
+use hikkoshi_status::EvacuationStage;
+use hikkoshi_tests::{KernelFeature, Program, Relay};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -155,8 +156,9 @@ fn an_evacuation_that_was_killed_is_continued() {
     let mut program = Program::start("evacuate", command);
     program.wait_stderr(": to ");
     program.kill();
-    let journal = evacuation.run().join("evacuation/journal.json");
-    assert!(fs::read_to_string(journal).unwrap().contains("moving"));
+    let journal = evacuation.journal().unwrap();
+    let mut guests = journal.guests.values();
+    assert!(guests.any(|guest| guest.stage == EvacuationStage::Moving));
     let command = evacuation.command(&evacuation.addresses(), &more);
     let exit = run(command, 0);
     assert!(
@@ -165,4 +167,17 @@ fn an_evacuation_that_was_killed_is_continued() {
     );
     evacuation.assert_no_journal();
     evacuation.assert_all_moved();
+}
+
+/// Without a dirty log nothing is planned, and nothing moves.
+#[test]
+#[ignore = "a guest: make test-evacuate"]
+fn a_kernel_without_a_dirty_log_is_refused() {
+    let evacuation = Evacuation::start(&["web"], 1);
+    let command = || evacuation.command(&evacuation.addresses(), &[]);
+    let exit = KernelFeature::PagemapScan.run_without(|| run(command(), 2));
+    assert!(exit.stderr.contains("nothing can be planned"), "{exit:?}");
+    assert!(evacuation.journal().is_none());
+    let guest = &evacuation.guests["web"];
+    assert_eq!(guest.source.status().unwrap(), "running");
 }

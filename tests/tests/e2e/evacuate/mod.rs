@@ -1,12 +1,16 @@
 //! `hikkoshi evacuate`: guests of one host are moved to several, each with a `hikkoshi daemon`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+mod document;
 mod failures;
 mod two_hosts;
 
 use crate::daemon::{Daemon, write_template};
 use hikkoshi_lab::{ExpectedVm, Vm, VmConfig, Workload};
-use hikkoshi_tests::{CertificateAuthority, LONG, Program, TestEnv, hikkoshi, unique_address};
+use hikkoshi_status::StatusFolder;
+use hikkoshi_tests::{
+    CertificateAuthority, JsonSchema, LONG, Program, TestEnv, hikkoshi, unique_address,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -126,7 +130,14 @@ impl Evacuation {
 
     /// What the last run has written.
     fn result(&self) -> Value {
-        serde_json::from_slice(&fs::read(self.result_path()).unwrap()).unwrap()
+        let text = fs::read_to_string(self.result_path()).unwrap();
+        JsonSchema::published().assert("evacuation_result", &text)
+    }
+
+    /// What the last run with `--plan` has written.
+    fn plan(&self) -> Value {
+        let text = fs::read_to_string(self.result_path()).unwrap();
+        JsonSchema::published().assert("evacuation_plan", &text)
     }
 
     /// A file that says what these addresses have: tests that run at the same time share the
@@ -174,11 +185,18 @@ impl Evacuation {
         places
     }
 
-    /// Nothing of the evacuation is left at the source.
+    /// What is known of it at the source.
+    fn journal(&self) -> Option<hikkoshi_status::Evacuation> {
+        let folder = StatusFolder::in_run_folder(&self.run());
+        folder.read_evacuation().unwrap()
+    }
+
+    /// Nothing of the evacuation is left to be continued.
     fn assert_no_journal(&self) {
-        let folder = self.run().join("evacuation");
-        let left: Vec<_> = fs::read_dir(folder).unwrap().collect();
-        assert!(left.is_empty(), "{left:?}");
+        let folder = StatusFolder::in_run_folder(&self.run()).evacuation();
+        let left = fs::read_dir(&folder).unwrap();
+        let left: Vec<_> = left.map(|file| file.unwrap().path()).collect();
+        assert_eq!(left, [hikkoshi_status::Evacuation::last_in(&folder)]);
     }
 }
 

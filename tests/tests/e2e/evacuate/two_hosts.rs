@@ -18,7 +18,7 @@ fn two_guests_go_to_two_hosts() {
         planned.stdout.contains("deadline     10.0 min: met"),
         "{planned:?}"
     );
-    let plan = evacuation.result();
+    let plan = evacuation.plan();
     let to = |plan: &Value| -> Vec<String> {
         let moves = plan["moves"].as_array().unwrap().iter();
         let mut to: Vec<_> = moves
@@ -65,7 +65,7 @@ fn hosts_are_asked_what_they_have() {
         // On a busy machine there may be no room.
         let exit = hikkoshi_tests::Program::start("evacuate", planned).wait();
         assert!(matches!(exit.code, Some(0 | 1)), "{exit:?}");
-        let plan = evacuation.result();
+        let plan = evacuation.plan();
         for there in plan["destinations"].as_array().unwrap() {
             assert!(there["free_memory_bytes"].is_u64(), "{plan}");
             let rate = there["line_bytes_per_second"]["likely"].as_f64();

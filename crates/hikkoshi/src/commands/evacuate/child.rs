@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::journal::MoveFiles;
 use crate::commands::own_executable;
+use crate::output::units;
 
 /// How long an engine may take to answer.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(5);
@@ -23,12 +24,36 @@ const ANSWER: std::time::Duration = std::time::Duration::from_secs(5);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MoveEnd {
     /// The guest is at the destination.
-    Moved {
-        total_ms: Option<f64>,
-        downtime_ms: Option<f64>,
-    },
+    Moved(Moved),
     /// It did not move, or not wholly.
     Failed(Failure),
+}
+
+/// What a move has reported. `None`: it has not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+pub(super) struct Moved {
+    #[serde(default)]
+    pub(super) total_ms: Option<f64>,
+    #[serde(default)]
+    pub(super) downtime_ms: Option<f64>,
+    #[serde(default)]
+    request_latency_us: Option<Waits>,
+}
+
+/// How often and how long the guest's processors have waited for pages.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+struct Waits {
+    count: u64,
+    mean: f64,
+}
+
+impl Moved {
+    /// What a guest with so many processors has lost of its time, in milliseconds.
+    pub(super) fn felt_ms(&self, vcpus: u32) -> Option<f64> {
+        let waits = self.request_latency_us?;
+        let waited_ms = units::float(waits.count) * waits.mean / 1e3;
+        Some(self.downtime_ms? + waited_ms / f64::from(vcpus.max(1)))
+    }
 }
 
 /// Why a move did not end well.
@@ -60,10 +85,8 @@ impl Failure {
 struct Written {
     #[serde(default)]
     error: Option<Failure>,
-    #[serde(default)]
-    total_ms: Option<f64>,
-    #[serde(default)]
-    downtime_ms: Option<f64>,
+    #[serde(flatten)]
+    moved: Moved,
 }
 
 /// A process that moves a guest: a child, or one that an earlier run has started.
@@ -141,6 +164,11 @@ impl MoveProcess {
         Some(end(status, files))
     }
 
+    /// Whether its engine can be controlled: it has reached the destination.
+    pub(super) fn is_controlled(&self, folder: &ControlFolder) -> bool {
+        control_name(folder, self.pid()).is_some()
+    }
+
     /// Changes the limit of its background traffic; `false`: not now.
     pub(super) fn set_bandwidth(&self, folder: &ControlFolder, limit: Option<u64>) -> bool {
         let Some(name) = control_name(folder, self.pid()) else {
@@ -176,10 +204,7 @@ pub(super) fn end(status: Option<i32>, files: &MoveFiles) -> MoveEnd {
     // Without a result: it was killed, or an option was invalid.
     let (exit_status, what) = match status {
         Some(0) => {
-            return MoveEnd::Moved {
-                total_ms: None,
-                downtime_ms: None,
-            };
+            return MoveEnd::Moved(Moved::default());
         }
         Some(code) => (
             u8::try_from(code).unwrap_or(3),
@@ -201,15 +226,13 @@ pub(super) fn end(status: Option<i32>, files: &MoveFiles) -> MoveEnd {
     })
 }
 
-fn written(file: &Path) -> Option<MoveEnd> {
+/// How a move ended, by its result. `None`: there is none.
+pub(super) fn written(file: &Path) -> Option<MoveEnd> {
     let text = fs::read(file).ok()?;
     let written: Written = serde_json::from_slice(&text).ok()?;
     Some(match written.error {
         Some(failure) if failure.exit_status != 0 => MoveEnd::Failed(failure),
-        _ => MoveEnd::Moved {
-            total_ms: written.total_ms,
-            downtime_ms: written.downtime_ms,
-        },
+        _ => MoveEnd::Moved(written.moved),
     })
 }
 
@@ -237,7 +260,7 @@ mod tests {
         let files = files(folder.path());
         let failed = |status| match end(status, &files) {
             MoveEnd::Failed(failure) => failure,
-            MoveEnd::Moved { .. } => panic!("it has not moved"),
+            MoveEnd::Moved(_) => panic!("it has not moved"),
         };
         // Killed before it could say anything.
         assert_eq!(failed(None).exit_status, 3);
@@ -250,15 +273,15 @@ mod tests {
         fs::write(&files.result, error).unwrap();
         let refused = failed(Some(1));
         assert_eq!((&*refused.reason, &*refused.text()), ("connect", "m; n"));
-        fs::write(
-            &files.result,
-            r#"{"total_ms":12.5,"downtime_ms":3.0,"more":[]}"#,
-        )
-        .unwrap();
-        let moved = MoveEnd::Moved {
-            total_ms: Some(12.5),
-            downtime_ms: Some(3.0),
+        let result = r#"{"total_ms":12.5,"downtime_ms":3.0,"more":[],
+            "request_latency_us":{"count":40,"mean":50.0,"max":70.0}}"#;
+        fs::write(&files.result, result).unwrap();
+        let MoveEnd::Moved(moved) = end(Some(0), &files) else {
+            panic!("it has moved");
         };
-        assert_eq!(end(Some(0), &files), moved);
+        assert_eq!(moved.total_ms, Some(12.5));
+        // Two of 1 ms for each processor.
+        assert_eq!(moved.felt_ms(2), Some(4.0));
+        assert_eq!(Moved::default().felt_ms(1), None);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use hikkoshi_libvirt::{DEFAULT_URI, Domain};
 use hikkoshi_linux::is_served;
-use serde::{Deserialize, Serialize};
+use hikkoshi_status::ReachedBy;
 
 use crate::args::{DomainArgs, Evacuate, EvacuatedGuest, parse_guest_name};
 use crate::journal::absolute;
@@ -13,40 +13,30 @@ use crate::machines;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
-/// How a guest is reached.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Reached {
-    /// By the QMP socket of its QEMU.
-    Qmp(std::path::PathBuf),
-    /// By the libvirt daemon with this URI.
-    Domain(String),
-}
-
 /// A guest that is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedGuest {
     pub(super) name: String,
-    pub(super) at: Reached,
+    pub(super) at: ReachedBy,
 }
 
 impl NamedGuest {
     /// Its QMP socket, if it has one.
     pub(super) fn qmp(&self) -> Option<&Path> {
         match &self.at {
-            Reached::Qmp(path) => Some(path),
-            Reached::Domain(_) => None,
+            ReachedBy::Qmp(path) => Some(path),
+            ReachedBy::Domain(_) => None,
         }
     }
 
     /// As other commands name a domain.
     pub(super) fn domain(&self) -> DomainArgs {
         match &self.at {
-            Reached::Qmp(_) => DomainArgs {
+            ReachedBy::Qmp(_) => DomainArgs {
                 domain: None,
                 connect: DEFAULT_URI.to_owned(),
             },
-            Reached::Domain(uri) => DomainArgs {
+            ReachedBy::Domain(uri) => DomainArgs {
                 domain: Some(self.name.clone()),
                 connect: uri.clone(),
             },
@@ -56,8 +46,8 @@ impl NamedGuest {
     /// The words that name it for `migrate`.
     pub(super) fn words(&self) -> Vec<OsString> {
         match &self.at {
-            Reached::Qmp(path) => vec!["--qmp".into(), path.into()],
-            Reached::Domain(uri) => vec![
+            ReachedBy::Qmp(path) => vec!["--qmp".into(), path.into()],
+            ReachedBy::Domain(uri) => vec![
                 "--domain".into(),
                 self.name.clone().into(),
                 "--connect".into(),
@@ -85,7 +75,7 @@ pub(super) fn find(
             let what = format!("looking for machines in {}: {error}", run.display());
             failed(&what)
         })? {
-            let at = Reached::Qmp(machines::socket(&run, &name));
+            let at = ReachedBy::Qmp(machines::socket(&run, &name));
             add(&mut found, NamedGuest { name, at });
         }
         if let Some(uri) = &args.connect {
@@ -94,7 +84,7 @@ pub(super) fn find(
             for name in names {
                 parse_guest_name(&name)
                     .map_err(|why| failed(&format!("the domain '{name}': {why}")))?;
-                let at = Reached::Domain(uri.clone());
+                let at = ReachedBy::Domain(uri.clone());
                 add(&mut found, NamedGuest { name, at });
             }
         }
@@ -113,9 +103,9 @@ fn named(args: &Evacuate, run: &Path, guest: &EvacuatedGuest) -> Result<NamedGue
     let name = guest.name.clone();
     let machine = machines::socket(run, &name);
     let at = match (&guest.qmp, &args.connect) {
-        (Some(path), _) => Reached::Qmp(absolute(path)),
-        (None, _) if is_served(&machine).unwrap_or(false) => Reached::Qmp(machine),
-        (None, Some(uri)) => Reached::Domain(uri.clone()),
+        (Some(path), _) => ReachedBy::Qmp(absolute(path)),
+        (None, _) if is_served(&machine).unwrap_or(false) => ReachedBy::Qmp(machine),
+        (None, Some(uri)) => ReachedBy::Domain(uri.clone()),
         (None, None) => {
             return Err(failed(&format!(
                 "there is no guest '{name}': no QEMU serves {}; a domain needs --connect URI, and \

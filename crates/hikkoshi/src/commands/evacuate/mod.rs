@@ -27,12 +27,13 @@ use std::time::Instant;
 
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_evacuation::within;
+use hikkoshi_status::{EvacuatedGuest, Evacuation, EvacuationStage};
 
 use self::guests::NamedGuest;
 use self::hosts::{AskHost, ByCertificate, Host, RoomsFile};
 use self::inspect::{Inspected, NotInspected, engine_options, inspect_all, migrate_options};
 use self::interrupts::Interrupts;
-use self::journal::{EvacuationJournal, GuestRecord, GuestStage};
+use self::journal::EvacuationJournal;
 use self::moves::Execution;
 use self::planning::Planner;
 use crate::args::{Evacuate, Security};
@@ -40,7 +41,7 @@ use crate::commands::print_result::write_result;
 use crate::commands::signals;
 use crate::journal::absolute;
 use crate::output::evacuate::{
-    EndedGuest, Outcome, PlanReport, ResultReport, plan_text, result_text,
+    EndedGuest, Outcome, ResultReport, is_whole, plan_report, plan_text, result_text, status_of,
 };
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -58,15 +59,19 @@ pub(crate) fn run(args: &Evacuate) -> Result<ExitStatus, Exit> {
     if let Some(journal) = &mut journal {
         settle::settle(args, journal, &interrupts)?;
         // They are planned again, if they are meant.
-        let stays = |record: &GuestRecord| matches!(record.stage, GuestStage::Stays { .. });
-        journal.guests.retain(|_, record| !stays(record));
+        let stays = |it: &EvacuatedGuest| matches!(it.stage, EvacuationStage::Stays { .. });
+        let guests = &mut journal.evacuation.guests;
+        guests.retain(|_, guest| !stays(guest));
     }
     // Moved, lost, or not finished: nothing is to be done for them any more.
     let has_left = |name: &str| {
         let journal = journal.as_ref();
-        journal.is_some_and(|journal| journal.guests.contains_key(name))
+        journal.is_some_and(|journal| journal.guest(name).is_some())
     };
     let guests = guests::find(args, has_left)?;
+    if !guests.is_empty() {
+        require_dirty_log()?;
+    }
     let (inspected, not_movable) = inspected(args, guests, &cancel)?;
     let mut planner = planner(args, inspected, &cancel)?;
     if !planner.guests.is_empty() {
@@ -76,15 +81,16 @@ pub(crate) fn run(args: &Evacuate) -> Result<ExitStatus, Exit> {
         return Err(cancelled());
     }
     let all: Vec<usize> = (0..planner.guests.len()).collect();
-    let (evacuation, plan) = planner.plan(&all);
+    let planned = planner.plan(&all);
+    let (evacuation, plan) = &planned;
     let deadline = args
         .within
-        .map(|time| within(&evacuation, &plan, time.as_secs_f64()));
+        .map(|time| within(evacuation, plan, time.as_secs_f64()));
     let stay: Vec<_> = not_movable
         .iter()
         .map(|(guest, why)| (guest.name.clone(), why.clone()))
         .collect();
-    let report = PlanReport::new(&evacuation, &plan, &stay, deadline.as_ref());
+    let report = plan_report(evacuation, plan, &stay, deadline.as_ref());
     let prints = args.json.as_deref() != Some("-".as_ref());
     if prints {
         streams::to_stdout(&plan_text(&report));
@@ -93,24 +99,29 @@ pub(crate) fn run(args: &Evacuate) -> Result<ExitStatus, Exit> {
         if let Some(path) = &args.json {
             write_result(&report, path)?;
         }
-        return Ok(match report.is_whole() {
+        return Ok(match is_whole(&report) {
             true => ExitStatus::Done,
             false => ExitStatus::Failed,
         });
     };
     let is_asked_for = !(planner.guests.is_empty() && not_movable.is_empty());
-    if plan.moves.is_empty() && is_asked_for && journal.guests.is_empty() {
+    if plan.moves.is_empty() && is_asked_for && journal.evacuation.guests.is_empty() {
         return Err(nothing_to_move());
     }
-    for (guest, why) in &not_movable {
-        note_refused(&mut journal, guest, why)?;
+    let noted = |it: std::io::Result<()>| it.map_err(|error| settle::cannot_note(&error));
+    for (guest, why) in not_movable {
+        let stays = EvacuationStage::Stays { message: why };
+        noted(journal.set(&guest.name, EvacuatedGuest::new(guest.at, stays)))?;
     }
-    Execution::new(&mut planner, &mut journal).run(&interrupts)?;
-    let result = ResultReport::new(report, ended(&journal), begun.elapsed());
-    let status = result.status();
-    if status == ExitStatus::Moved {
-        journal.remove();
+    if !planner.guests.is_empty() {
+        planner.settle();
+        noted(journal.begin(report.clone()))?;
+        Execution::new(&mut planner, &mut journal, &planned)?.run(&interrupts)?;
     }
+    let guests = ended(&journal.evacuation);
+    let status = status_of(&guests);
+    noted(journal.end(status == ExitStatus::Moved))?;
+    let result = ResultReport::new(report, guests, &journal.evacuation, begun.elapsed());
     if prints {
         streams::to_stdout(&result_text(&result));
     }
@@ -128,6 +139,16 @@ fn cancelled() -> Exit {
 fn nothing_to_move() -> Exit {
     let what = "no guest can be moved: the plan says why";
     Exit::new(ExitStatus::Usage, Reason::Unsupported, what).with("nothing was tried")
+}
+
+/// A plan needs what the guests write.
+fn require_dirty_log() -> Result<(), Exit> {
+    hikkoshi_qemu::dirty_log_support().map_err(|error| {
+        Exit::caused(ExitStatus::Usage, Reason::Unsupported, &error).with(
+            "nothing was tried: without a dirty log it is not known what the guests write, and so \
+             nothing can be planned; `hikkoshi migrate --mode postcopy` moves one guest without it",
+        )
+    })
 }
 
 /// The guests that can be moved, and the others with their reasons.
@@ -213,55 +234,44 @@ fn planner<'a>(
             .is_some_and(|it| it.convergence.when_stalled.is_some()),
         allow_cpu_mismatch: options.as_ref().is_some_and(|it| it.allow_cpu_mismatch),
         options: options.as_ref().map(engine_options).unwrap_or_default(),
+        asked: None,
         taken: BTreeMap::new(),
     })
 }
 
-fn note_refused(
-    journal: &mut EvacuationJournal,
-    guest: &NamedGuest,
-    why: &str,
-) -> Result<(), Exit> {
-    let record = GuestRecord {
-        at: guest.at.clone(),
-        to: None,
-        attempts: 0,
-        stage: GuestStage::Stays {
-            message: why.to_owned(),
-        },
-        total_ms: None,
-        downtime_ms: None,
-    };
-    journal
-        .set(&guest.name, record)
-        .map_err(|error| settle::cannot_note(&error))
-}
-
 /// What has become of each guest, by the journal.
-fn ended(journal: &EvacuationJournal) -> Vec<EndedGuest> {
-    let of = |(name, record): (&String, &GuestRecord)| {
+fn ended(evacuation: &Evacuation) -> Vec<EndedGuest> {
+    let since_start = |at: Option<u64>| {
+        #[allow(clippy::cast_precision_loss)] // Far below 2^53.
+        Some(at?.checked_sub(evacuation.started_unix_ms?)? as f64)
+    };
+    let of = |(name, record): (&String, &EvacuatedGuest)| {
         let (outcome, message, resume) = match &record.stage {
-            GuestStage::Moved => (Outcome::Moved, None, None),
-            GuestStage::Stays { message } => (Outcome::Stays, Some(message.clone()), None),
-            GuestStage::Moving { pid } => {
+            EvacuationStage::Moved => (Outcome::Moved, None, None),
+            EvacuationStage::Stays { message } => (Outcome::Stays, Some(message.clone()), None),
+            EvacuationStage::Moving => {
+                let pid = record.pid.unwrap_or_default();
                 let message = format!("its move goes on: process {pid}");
                 (Outcome::Unfinished, Some(message), None)
             }
-            GuestStage::Unfinished { message, resume } => {
+            EvacuationStage::Unfinished { message, resume } => {
                 (Outcome::Unfinished, Some(message.clone()), resume.clone())
             }
-            GuestStage::Lost { message } => (Outcome::Lost, Some(message.clone()), None),
+            EvacuationStage::Lost { message } => (Outcome::Lost, Some(message.clone()), None),
         };
         EndedGuest {
             guest: name.clone(),
             outcome,
             to: record.to.clone().filter(|_| outcome != Outcome::Stays),
             attempts: record.attempts,
+            begins_ms: since_start(record.began_unix_ms),
+            ends_ms: since_start(record.ended_unix_ms),
             total_ms: record.total_ms,
             downtime_ms: record.downtime_ms,
+            felt_ms: record.felt_ms,
             message,
             resume,
         }
     };
-    journal.guests.iter().map(of).collect()
+    evacuation.guests.iter().map(of).collect()
 }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_control::ControlFolder;
 use hikkoshi_engine::Mode;
-use hikkoshi_evacuation::Refusal;
+use hikkoshi_evacuation::{Evacuation, Plan, Refusal};
+use hikkoshi_status::{EvacuatedGuest, EvacuationStage};
 
 use super::child::{Failure, MoveEnd, MoveProcess};
 use super::interrupts::Interrupts;
-use super::journal::{EvacuationJournal, GuestRecord, GuestStage, MoveFiles};
+use super::journal::{EvacuationJournal, MoveFiles, now_unix_ms};
 use super::planning::Planner;
 use super::settle::{cannot_note, not_started, resume_words, stage_after};
 use crate::output::evacuate::refusal_text;
@@ -24,9 +25,6 @@ pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Before a guest is tried again: the destination may still be ending what the last attempt has
 /// left.
 const PAUSE: Duration = Duration::from_secs(2);
-
-/// How long a destination may take to end what it has started to be asked.
-const SETTLED: Duration = Duration::from_millis(1500);
 
 /// How often a guest is tried.
 const ATTEMPTS: u32 = 4;
@@ -76,17 +74,18 @@ pub(super) struct Execution<'a, 'b> {
 }
 
 impl<'a, 'b> Execution<'a, 'b> {
-    /// With the guests of the planner.
-    pub(super) fn new(planner: &'a mut Planner<'b>, journal: &'a mut EvacuationJournal) -> Self {
+    /// With the guests of the planner, all of which were planned.
+    pub(super) fn new(
+        planner: &'a mut Planner<'b>,
+        journal: &'a mut EvacuationJournal,
+        planned: &(Evacuation, Plan),
+    ) -> Result<Self, Exit> {
         let run = crate::journal::absolute(&planner.args.journals.path());
-        // Destinations still end what they have started when they were asked.
-        let soon = Instant::now() + SETTLED;
-        Self {
+        let guests: Vec<usize> = (0..planner.guests.len()).collect();
+        let mut execution = Self {
             control: ControlFolder::in_run_folder(&run),
-            again: (0..planner.guests.len()).collect(),
-            not_before: (0..planner.guests.len())
-                .map(|guest| (guest, soon))
-                .collect(),
+            again: Vec::new(),
+            not_before: BTreeMap::new(),
             planner,
             journal,
             waiting: Vec::new(),
@@ -95,7 +94,9 @@ impl<'a, 'b> Execution<'a, 'b> {
             refusals: BTreeMap::new(),
             strikes: BTreeMap::new(),
             cancelled: false,
-        }
+        };
+        execution.follow(&guests, planned)?;
+        Ok(execution)
     }
 
     /// Moves the guests. What has become of them is in the journal.
@@ -143,7 +144,7 @@ impl<'a, 'b> Execution<'a, 'b> {
         let again = std::mem::take(&mut self.again);
         for guest in waiting.iter().map(|it| it.guest).chain(again) {
             let message = "the evacuation was cancelled before its move began".to_owned();
-            self.note(guest, None, GuestStage::Stays { message })?;
+            self.note_stays(guest, message)?;
         }
         Ok(())
     }
@@ -153,7 +154,13 @@ impl<'a, 'b> Execution<'a, 'b> {
         let mut guests = std::mem::take(&mut self.again);
         guests.extend(self.waiting.drain(..).map(|it| it.guest));
         guests.sort_unstable();
-        let (evacuation, plan) = self.planner.plan(&guests);
+        let planned = self.planner.plan(&guests);
+        self.follow(&guests, &planned)
+    }
+
+    /// Makes this the plan for these guests.
+    fn follow(&mut self, guests: &[usize], planned: &(Evacuation, Plan)) -> Result<(), Exit> {
+        let (evacuation, plan) = planned;
         self.at_once = plan.at_once;
         self.waiting = plan
             .moves
@@ -164,26 +171,21 @@ impl<'a, 'b> Execution<'a, 'b> {
                 mode: it.mode,
             })
             .collect();
-        for refused in plan.refused {
+        for refused in &plan.refused {
             let guest = guests[refused.guest];
-            let message = self.refused(guest, &refused.why, &evacuation);
+            let message = self.refused(guest, &refused.why, evacuation);
             streams::notice(&format!("{}: stays: {message}", self.name(guest)));
-            self.note(guest, None, GuestStage::Stays { message })?;
+            self.note_stays(guest, message)?;
         }
         Ok(())
     }
 
     /// Why there is no place for the guest; the last attempt says more, if there was one.
-    fn refused(
-        &self,
-        guest: usize,
-        why: &Refusal,
-        evacuation: &hikkoshi_evacuation::Evacuation,
-    ) -> String {
-        let record = self.journal.guests.get(self.name(guest));
+    fn refused(&self, guest: usize, why: &Refusal, evacuation: &Evacuation) -> String {
+        let record = self.journal.guest(self.name(guest));
         let text = refusal_text(why, evacuation);
         match record.map(|record| (&record.stage, record.attempts)) {
-            Some((GuestStage::Stays { message }, 1..)) => {
+            Some((EvacuationStage::Stays { message }, 1..)) => {
                 format!("{message}; no other destination: {text}")
             }
             _ => text,
@@ -232,7 +234,7 @@ impl<'a, 'b> Execution<'a, 'b> {
         let files = self.journal.files(&guest.name);
         let process =
             MoveProcess::start(&words, &files).map_err(|error| not_started(&guest.name, &error))?;
-        let pid = process.pid();
+        let pid = Some(process.pid());
         self.running.push(Running {
             guest: it.guest,
             host: it.host,
@@ -241,8 +243,14 @@ impl<'a, 'b> Execution<'a, 'b> {
             limit,
             is_resumed: false,
         });
-        let stage = GuestStage::Moving { pid };
-        self.note(it.guest, Some(address.to_string()), stage)?;
+        self.note(it.guest, |record| {
+            record.stage = EvacuationStage::Moving;
+            record.to = Some(address.to_string());
+            record.attempts += 1;
+            record.pid = pid;
+            record.began_unix_ms = Some(now_unix_ms());
+            record.ended_unix_ms = None;
+        })?;
         streams::notice(&format!("{}: to {address} ({})", guest.name, it.mode));
         Ok(())
     }
@@ -262,11 +270,18 @@ impl<'a, 'b> Execution<'a, 'b> {
         shares.into_iter().zip(to).map(of).collect()
     }
 
-    /// Divides the bandwidth anew. A move whose engine does not take a limit now gets it later.
+    /// Divides the bandwidth anew among the moves that have begun to send. Others keep the limit
+    /// that they were started with, until they have; and so does one whose engine does not take
+    /// another one now, which gets it later.
     fn divide(&mut self) {
-        let to: Vec<_> = self.running.iter().map(|it| it.host).collect();
+        let control = &self.control;
+        let sending = |it: &Running| it.process.is_controlled(control);
+        let sending: Vec<bool> = self.running.iter().map(sending).collect();
+        let each = self.running.iter().zip(&sending);
+        let to: Vec<_> = each.filter(|it| *it.1).map(|it| it.0.host).collect();
         let limits = self.limits(&to);
-        for (it, limit) in self.running.iter_mut().zip(limits) {
+        let each = self.running.iter_mut().zip(&sending);
+        for ((it, _), limit) in each.filter(|it| *it.1).zip(limits) {
             if it.limit != limit && it.process.set_bandwidth(&self.control, limit) {
                 it.limit = limit;
             }
@@ -293,16 +308,16 @@ impl<'a, 'b> Execution<'a, 'b> {
     fn end(&mut self, it: Running, end: &MoveEnd) -> Result<(), Exit> {
         let name = self.name(it.guest).to_owned();
         let failure = match end {
-            MoveEnd::Moved {
-                total_ms,
-                downtime_ms,
-            } => {
+            MoveEnd::Moved(moved) => {
                 streams::notice(&format!("{name}: moved"));
-                self.with_record(it.guest, |record| {
-                    record.total_ms = *total_ms;
-                    record.downtime_ms = *downtime_ms;
+                let vcpus = self.planner.guests[it.guest].measured.measured.vcpus;
+                return self.note(it.guest, |record| {
+                    record.total_ms = moved.total_ms;
+                    record.downtime_ms = moved.downtime_ms;
+                    record.felt_ms = moved.felt_ms(vcpus);
+                    record.ended_unix_ms = Some(now_unix_ms());
+                    record.stage = EvacuationStage::Moved;
                 });
-                return self.note(it.guest, None, GuestStage::Moved);
             }
             MoveEnd::Failed(failure) => failure,
         };
@@ -313,22 +328,21 @@ impl<'a, 'b> Execution<'a, 'b> {
         // There was nothing to resume: it was interrupted before the guest was handed over.
         let is_back = it.is_resumed && failure.exit_status == 2 && failure.reason == "no_journal";
         let stage = match is_back {
-            true => GuestStage::Stays {
+            true => EvacuationStage::Stays {
                 message: "its move was interrupted".to_owned(),
             },
             false => stage_after(failure),
         };
-        let stays = matches!(stage, GuestStage::Stays { .. });
+        let stays = matches!(stage, EvacuationStage::Stays { .. });
         streams::notice(&format!("{name}: {}", failure.text()));
         if stays {
             self.planner.give_back(it.guest, it.host);
         }
-        self.note(it.guest, None, stage)?;
-        let attempts = self
-            .journal
-            .guests
-            .get(&name)
-            .map_or(0, |record| record.attempts);
+        self.note(it.guest, |record| {
+            record.stage = stage;
+            record.ended_unix_ms = Some(now_unix_ms());
+        })?;
+        let attempts = self.journal.guest(&name).map_or(0, |it| it.attempts);
         if stays
             && !self.cancelled
             && attempts < ATTEMPTS
@@ -347,14 +361,13 @@ impl<'a, 'b> Execution<'a, 'b> {
         let process =
             MoveProcess::start(&words, &it.files).map_err(|error| not_started(name, &error))?;
         streams::notice(&format!("{name}: its process was killed, and is resumed"));
-        let pid = process.pid();
-        let guest = it.guest;
+        let (guest, pid) = (it.guest, Some(process.pid()));
         self.running.push(Running {
             process,
             is_resumed: true,
             ..it
         });
-        self.note(guest, None, GuestStage::Moving { pid })
+        self.note(guest, |record| record.pid = pid)
     }
 
     /// Whether that makes sense. The next plan knows what follows for the destination.
@@ -392,27 +405,23 @@ impl<'a, 'b> Execution<'a, 'b> {
         }
     }
 
-    fn with_record(&mut self, guest: usize, change: impl FnOnce(&mut GuestRecord)) {
-        let name = self.name(guest).to_owned();
-        if let Some(record) = self.journal.guests.get_mut(&name) {
-            change(record);
-        }
-    }
-
-    fn note(&mut self, guest: usize, to: Option<String>, stage: GuestStage) -> Result<(), Exit> {
-        let named = self.planner.guests[guest].guest.clone();
-        let before = self.journal.guests.get(&named.name);
-        let attempts = before.map_or(0, |record| record.attempts);
-        let record = GuestRecord {
-            at: named.at,
-            attempts: attempts + u32::from(to.is_some()),
-            to: to.or_else(|| before.and_then(|record| record.to.clone())),
-            total_ms: before.and_then(|record| record.total_ms),
-            downtime_ms: before.and_then(|record| record.downtime_ms),
-            stage,
-        };
+    /// Changes what is known of the guest, and stores it.
+    fn note(&mut self, guest: usize, change: impl FnOnce(&mut EvacuatedGuest)) -> Result<(), Exit> {
+        let named = &self.planner.guests[guest].guest;
+        let mut record = self.journal.guest(&named.name).cloned().unwrap_or_else(|| {
+            let message = "its move has not begun".to_owned();
+            EvacuatedGuest::new(named.at.clone(), EvacuationStage::Stays { message })
+        });
+        change(&mut record);
         self.journal
             .set(&named.name, record)
             .map_err(|error| cannot_note(&error))
+    }
+
+    /// The guest stays.
+    fn note_stays(&mut self, guest: usize, message: String) -> Result<(), Exit> {
+        self.note(guest, |record| {
+            record.stage = EvacuationStage::Stays { message }
+        })
     }
 }

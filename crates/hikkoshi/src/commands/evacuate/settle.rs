@@ -4,10 +4,12 @@
 use std::ffi::OsString;
 use std::thread::sleep;
 
-use super::child::{Failure, MoveEnd, MoveProcess};
-use super::guests::{NamedGuest, Reached};
+use hikkoshi_status::{EvacuatedGuest, EvacuationStage};
+
+use super::child::{Failure, MoveEnd, MoveProcess, written};
+use super::guests::NamedGuest;
 use super::interrupts::Interrupts;
-use super::journal::{EvacuationJournal, GuestRecord, GuestStage, MoveFiles};
+use super::journal::{EvacuationJournal, MoveFiles, now_unix_ms};
 use super::moves::TICK;
 use crate::args::Evacuate;
 use crate::output::exit::{Exit, ExitStatus};
@@ -24,21 +26,21 @@ pub(super) fn resume_words(args: &Evacuate, guest: &NamedGuest) -> Vec<OsString>
 }
 
 /// The stage of a guest whose move has failed in this way, if it is not to be tried again.
-pub(super) fn stage_after(failure: &Failure) -> GuestStage {
+pub(super) fn stage_after(failure: &Failure) -> EvacuationStage {
     let message = failure.text();
     match failure.exit_status {
-        4 => GuestStage::Lost { message },
-        3 => GuestStage::Unfinished {
+        4 => EvacuationStage::Lost { message },
+        3 => EvacuationStage::Unfinished {
             message,
             resume: failure.resume.clone(),
         },
-        _ => GuestStage::Stays { message },
+        _ => EvacuationStage::Stays { message },
     }
 }
 
 struct Left {
     name: String,
-    record: GuestRecord,
+    record: EvacuatedGuest,
     process: MoveProcess,
     files: MoveFiles,
 }
@@ -51,27 +53,25 @@ pub(super) fn settle(
     interrupts: &Interrupts,
 ) -> Result<(), Exit> {
     let mut left = Vec::new();
-    for (name, record) in journal.guests.clone() {
+    for (name, record) in journal.evacuation.guests.clone() {
         let pid = match record.stage {
-            GuestStage::Moving { pid } => Some(pid),
-            GuestStage::Unfinished { .. } => None,
+            EvacuationStage::Moving => record.pid,
+            EvacuationStage::Unfinished { .. } => None,
             _ => continue,
         };
         let files = journal.files(&name);
         let process = match pid.and_then(|pid| MoveProcess::left(pid, &files)) {
             Some(process) => process,
             None => {
-                if let (
-                    Some(_),
-                    moved @ MoveEnd::Moved {
-                        total_ms: Some(_), ..
-                    },
-                ) = (pid, super::child::end(None, &files))
-                {
+                let written = pid.and_then(|_| written(&files.result));
+                if let Some(moved @ MoveEnd::Moved(_)) = written {
                     note(journal, &name, record, &moved)?;
                     continue;
                 }
-                let guest = record.at.guest(&name);
+                let guest = NamedGuest {
+                    name: name.clone(),
+                    at: record.at.clone(),
+                };
                 let process = MoveProcess::start(&resume_words(args, &guest), &files);
                 process.map_err(|error| not_started(&name, &error))?
             }
@@ -79,6 +79,14 @@ pub(super) fn settle(
         streams::notice(&format!(
             "{name}: its move of an earlier run is finished first"
         ));
+        let record = EvacuatedGuest {
+            pid: Some(process.pid()),
+            stage: EvacuationStage::Moving,
+            ..record
+        };
+        journal
+            .set(&name, record.clone())
+            .map_err(|error| cannot_note(&error))?;
         left.push(Left {
             name,
             record,
@@ -124,17 +132,15 @@ pub(super) fn not_started(name: &str, error: &std::io::Error) -> Exit {
 fn note(
     journal: &mut EvacuationJournal,
     name: &str,
-    mut record: GuestRecord,
+    mut record: EvacuatedGuest,
     end: &MoveEnd,
 ) -> Result<(), Exit> {
+    record.ended_unix_ms = Some(now_unix_ms());
     record.stage = match end {
-        MoveEnd::Moved {
-            total_ms,
-            downtime_ms,
-        } => {
-            record.total_ms = *total_ms;
-            record.downtime_ms = *downtime_ms;
-            GuestStage::Moved
+        MoveEnd::Moved(moved) => {
+            record.total_ms = moved.total_ms;
+            record.downtime_ms = moved.downtime_ms;
+            EvacuationStage::Moved
         }
         MoveEnd::Failed(failure) => stage_after(failure),
     };
@@ -147,14 +153,4 @@ fn note(
 pub(super) fn cannot_note(error: &std::io::Error) -> Exit {
     let what = format!("writing the journal of the evacuation: {error}");
     Exit::new(ExitStatus::Usage, Reason::Journal, what)
-}
-
-impl Reached {
-    /// A guest that is reached in this way.
-    pub(super) fn guest(&self, name: &str) -> NamedGuest {
-        NamedGuest {
-            name: name.to_owned(),
-            at: self.clone(),
-        }
-    }
 }

@@ -4,6 +4,6 @@ mod plan;
 mod plan_text;
 mod result;
 
-pub(crate) use plan::{PlanReport, refusal_text};
+pub(crate) use plan::{is_whole, plan_report, refusal_text};
 pub(crate) use plan_text::plan_text;
-pub(crate) use result::{EndedGuest, Outcome, ResultReport, result_text};
+pub(crate) use result::{EndedGuest, Outcome, ResultReport, result_text, status_of};

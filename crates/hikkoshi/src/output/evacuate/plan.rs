@@ -1,158 +1,97 @@
-//! The plan, as `--json` writes it (`docs/evacuating.md`).
+//! The plan, as the journal and `--json` have it (`docs/evacuating.md`).
 
-use hikkoshi_account::{Mode, Predicted};
 use hikkoshi_evacuation::{Change, Evacuation, Met, Order, Plan, Refusal, Within};
-use serde::Serialize;
+use hikkoshi_status::{
+    DeadlineMet, EvacuationPlan, MoveOrder, PlannedChange, PlannedDeadline, PlannedDestination,
+    PlannedMove, StayingGuest,
+};
 
 use crate::output::estimate::predicted;
 
-/// The plan.
-#[derive(Debug, Serialize)]
-pub(crate) struct PlanReport {
-    /// In the order in which they begin.
-    pub(super) moves: Vec<MoveReport>,
-    /// Guests that stay.
-    pub(super) stays: Vec<StayReport>,
-    pub(super) destinations: Vec<DestinationReport>,
-    /// Moves that are under way at a time.
-    pub(super) at_once: usize,
-    pub(super) order: &'static str,
-    /// The time of the whole.
-    pub(super) total_ms: Predicted,
-    /// What the guests lose of their time, together: pauses and page faults.
-    pub(super) felt_ms: Predicted,
-    /// `null`: there is no deadline.
-    pub(super) within: Option<WithinReport>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct MoveReport {
-    pub(super) guest: String,
-    pub(super) to: String,
-    pub(super) mode: Mode,
-    pub(super) memory_bytes: u64,
-    pub(super) begins_ms: Predicted,
-    pub(super) ends_ms: Predicted,
-    pub(super) total_ms: Predicted,
-    pub(super) downtime_ms: Predicted,
-    pub(super) felt_ms: Predicted,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct StayReport {
-    pub(super) guest: String,
-    pub(super) reason: String,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct DestinationReport {
-    pub(super) to: String,
-    pub(super) guests: usize,
-    /// What they need of its memory.
-    pub(super) memory_bytes: u64,
-    /// `null`: not known.
-    pub(super) free_memory_bytes: Option<u64>,
-    pub(super) line_bytes_per_second: Predicted,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct WithinReport {
-    pub(super) deadline_ms: f64,
-    /// `yes`, `likely`, `unlikely` or `no`.
-    pub(super) met: &'static str,
-    pub(super) changes: Vec<ChangeReport>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct ChangeReport {
-    pub(super) change: String,
-    pub(super) total_ms: Predicted,
-    pub(super) met: &'static str,
-}
-
-impl PlanReport {
-    /// `not_movable`: guests that are not part of the evacuation, and why.
-    pub(crate) fn new(
-        evacuation: &Evacuation,
-        plan: &Plan,
-        not_movable: &[(String, String)],
-        within: Option<&Within>,
-    ) -> Self {
-        let moves = plan.moves.iter().map(|it| MoveReport {
-            guest: evacuation.guests[it.guest].name.clone(),
-            to: evacuation.destinations[it.destination].name.clone(),
-            mode: it.mode,
-            memory_bytes: evacuation.guests[it.guest].memory,
-            begins_ms: predicted(it.begins, 1e3),
-            ends_ms: predicted(it.ends, 1e3),
-            total_ms: predicted(it.total, 1e3),
-            downtime_ms: predicted(it.downtime, 1e3),
-            felt_ms: predicted(it.felt, 1e3),
-        });
-        let without_place = plan.refused.iter().map(|it| StayReport {
-            guest: evacuation.guests[it.guest].name.clone(),
-            reason: refusal_text(&it.why, evacuation),
-        });
-        let not_movable = not_movable.iter().map(|(guest, why)| StayReport {
-            guest: guest.clone(),
-            reason: why.clone(),
-        });
-        let destinations = evacuation.destinations.iter().enumerate();
-        let destinations = destinations.map(|(number, it)| {
-            let there = || {
-                plan.moves
-                    .iter()
-                    .filter(|other| other.destination == number)
-            };
-            DestinationReport {
-                to: it.name.clone(),
-                guests: there().count(),
-                memory_bytes: there().map(|it| evacuation.guests[it.guest].needs()).sum(),
-                free_memory_bytes: Some(it.free_memory).filter(|_| it.processors < u32::MAX),
-                line_bytes_per_second: predicted(it.line.rate, 1.0),
-            }
-        });
-        Self {
-            moves: moves.collect(),
-            stays: without_place.chain(not_movable).collect(),
-            destinations: destinations.collect(),
-            at_once: plan.at_once,
-            order: match plan.order {
-                Order::Named => "named",
-                Order::Shortest => "shortest_first",
-                Order::Longest => "longest_first",
-            },
-            total_ms: predicted(plan.total, 1e3),
-            felt_ms: predicted(plan.felt, 1e3),
-            within: within.map(|within| WithinReport {
-                deadline_ms: within.seconds * 1e3,
-                met: met(within.met),
-                changes: within
-                    .changes
-                    .iter()
-                    .map(|(change, total, then)| ChangeReport {
-                        change: change_text(change, evacuation),
-                        total_ms: predicted(*total, 1e3),
-                        met: met(*then),
-                    })
-                    .collect(),
-            }),
+/// The plan. `not_movable`: guests that are not part of the evacuation, and why.
+pub(crate) fn plan_report(
+    evacuation: &Evacuation,
+    plan: &Plan,
+    not_movable: &[(String, String)],
+    within: Option<&Within>,
+) -> EvacuationPlan {
+    let moves = plan.moves.iter().map(|it| PlannedMove {
+        guest: evacuation.guests[it.guest].name.clone(),
+        to: evacuation.destinations[it.destination].name.clone(),
+        mode: it.mode,
+        memory_bytes: evacuation.guests[it.guest].memory,
+        begins_ms: predicted(it.begins, 1e3),
+        ends_ms: predicted(it.ends, 1e3),
+        total_ms: predicted(it.total, 1e3),
+        downtime_ms: predicted(it.downtime, 1e3),
+        felt_ms: predicted(it.felt, 1e3),
+    });
+    let without_place = plan.refused.iter().map(|it| StayingGuest {
+        guest: evacuation.guests[it.guest].name.clone(),
+        reason: refusal_text(&it.why, evacuation),
+    });
+    let not_movable = not_movable.iter().map(|(guest, why)| StayingGuest {
+        guest: guest.clone(),
+        reason: why.clone(),
+    });
+    let destinations = evacuation.destinations.iter().enumerate();
+    let destinations = destinations.map(|(number, it)| {
+        let there = || {
+            plan.moves
+                .iter()
+                .filter(|other| other.destination == number)
+        };
+        PlannedDestination {
+            to: it.name.clone(),
+            guests: there().count(),
+            memory_bytes: there().map(|it| evacuation.guests[it.guest].needs()).sum(),
+            free_memory_bytes: Some(it.free_memory).filter(|_| it.processors < u32::MAX),
+            line_bytes_per_second: predicted(it.line.rate, 1.0),
         }
-    }
-
-    /// Whether each guest has a destination, and the deadline is likely met, if there is one.
-    pub(crate) fn is_whole(&self) -> bool {
-        let in_time = |it: &WithinReport| ["yes", "likely"].contains(&it.met);
-        self.stays.is_empty() && self.within.as_ref().is_none_or(in_time)
+    });
+    EvacuationPlan {
+        moves: moves.collect(),
+        stays: without_place.chain(not_movable).collect(),
+        destinations: destinations.collect(),
+        at_once: plan.at_once,
+        order: match plan.order {
+            Order::Named => MoveOrder::Named,
+            Order::Shortest => MoveOrder::ShortestFirst,
+            Order::Longest => MoveOrder::LongestFirst,
+        },
+        total_ms: predicted(plan.total, 1e3),
+        felt_ms: predicted(plan.felt, 1e3),
+        within: within.map(|within| deadline(within, evacuation)),
     }
 }
 
-const fn met(met: Met) -> &'static str {
+fn deadline(within: &Within, evacuation: &Evacuation) -> PlannedDeadline {
+    let changes = within.changes.iter();
+    PlannedDeadline {
+        deadline_ms: within.seconds * 1e3,
+        met: met(within.met),
+        changes: changes
+            .map(|(change, total, then)| PlannedChange {
+                change: change_text(change, evacuation),
+                total_ms: predicted(*total, 1e3),
+                met: met(*then),
+            })
+            .collect(),
+    }
+}
+
+/// Whether each guest has a destination, and the deadline is likely met, if there is one.
+pub(crate) fn is_whole(plan: &EvacuationPlan) -> bool {
+    let in_time = |it: &PlannedDeadline| matches!(it.met, DeadlineMet::Yes | DeadlineMet::Likely);
+    plan.stays.is_empty() && plan.within.as_ref().is_none_or(in_time)
+}
+
+const fn met(met: Met) -> DeadlineMet {
     match met {
-        Met::Yes => "yes",
-        Met::Likely => "likely",
-        Met::Unlikely => "unlikely",
-        Met::No => "no",
+        Met::Yes => DeadlineMet::Yes,
+        Met::Likely => DeadlineMet::Likely,
+        Met::Unlikely => DeadlineMet::Unlikely,
+        Met::No => DeadlineMet::No,
     }
 }
 

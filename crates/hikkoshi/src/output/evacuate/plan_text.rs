@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use hikkoshi_account::{Predicted, rate_text};
+use hikkoshi_status::{DeadlineMet, EvacuationPlan, PlannedMove};
 
-use super::plan::{MoveReport, PlanReport};
 use crate::output::units::{bytes, float};
 
 /// The plan as text.
-pub(crate) fn plan_text(report: &PlanReport) -> String {
+pub(crate) fn plan_text(report: &EvacuationPlan) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     for it in &report.destinations {
@@ -54,14 +54,17 @@ pub(crate) fn plan_text(report: &PlanReport) -> String {
             "deadline     {}: {}",
             time(within.deadline_ms),
             match within.met {
-                "yes" => "met",
-                "likely" => "likely met",
-                "unlikely" => "likely not met",
-                _ => "not met",
+                DeadlineMet::Yes => "met",
+                DeadlineMet::Likely => "likely met",
+                DeadlineMet::Unlikely => "likely not met",
+                DeadlineMet::No => "not met",
             }
         );
         for it in &within.changes {
-            let met = if it.met == "yes" { "met" } else { "likely met" };
+            let met = match it.met {
+                DeadlineMet::Yes => "met",
+                _ => "likely met",
+            };
             let _ = writeln!(
                 text,
                 "             {met} with {}: {}",
@@ -73,7 +76,7 @@ pub(crate) fn plan_text(report: &PlanReport) -> String {
     text
 }
 
-fn row(it: &MoveReport) -> [String; 7] {
+fn row(it: &PlannedMove) -> [String; 7] {
     [
         it.guest.clone(),
         bytes(float(it.memory_bytes)),
@@ -125,10 +128,11 @@ pub(super) fn time(ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::evacuate::plan::{
-        ChangeReport, DestinationReport, StayReport, WithinReport,
-    };
+    use crate::output::evacuate::is_whole;
     use hikkoshi_account::Mode;
+    use hikkoshi_status::{
+        MoveOrder, PlannedChange, PlannedDeadline, PlannedDestination, StayingGuest,
+    };
 
     fn about(likely: f64) -> Predicted {
         Predicted {
@@ -140,8 +144,8 @@ mod tests {
 
     #[test]
     fn a_plan_is_a_table_with_its_deadline() {
-        let report = PlanReport {
-            moves: vec![MoveReport {
+        let report = EvacuationPlan {
+            moves: vec![PlannedMove {
                 guest: "web1".to_owned(),
                 to: "vmhost2:7000".to_owned(),
                 mode: Mode::Precopy,
@@ -152,11 +156,11 @@ mod tests {
                 downtime_ms: about(12.0),
                 felt_ms: about(40.0),
             }],
-            stays: vec![StayReport {
+            stays: vec![StayingGuest {
                 guest: "db".to_owned(),
                 reason: "vmhost2:7000: it is not admitted".to_owned(),
             }],
-            destinations: vec![DestinationReport {
+            destinations: vec![PlannedDestination {
                 to: "vmhost2:7000".to_owned(),
                 guests: 1,
                 memory_bytes: 4 << 30,
@@ -164,20 +168,20 @@ mod tests {
                 line_bytes_per_second: about(117_440_512.0),
             }],
             at_once: 1,
-            order: "named",
+            order: MoveOrder::Named,
             total_ms: about(20_000.0),
             felt_ms: about(40.0),
-            within: Some(WithinReport {
+            within: Some(PlannedDeadline {
                 deadline_ms: 15_000.0,
-                met: "no",
-                changes: vec![ChangeReport {
+                met: DeadlineMet::No,
+                changes: vec![PlannedChange {
                     change: "lines that are 2 times as fast".to_owned(),
                     total_ms: about(10_000.0),
-                    met: "yes",
+                    met: DeadlineMet::Yes,
                 }],
             }),
         };
-        assert!(!report.is_whole());
+        assert!(!is_whole(&report));
         assert_eq!(
             plan_text(&report),
             "destination  vmhost2:7000: 1 guests, 4.0 GiB of memory of 8.0 GiB that are free; line \

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use hikkoshi_status::{Evacuation, EvacuationPlan};
 use serde::Serialize;
 
-use super::plan::PlanReport;
 use super::plan_text::{columns, span, time};
 use crate::output::exit::ExitStatus;
 
@@ -43,9 +43,15 @@ pub(crate) struct EndedGuest {
     pub(crate) to: Option<String>,
     /// How often moving it was begun.
     pub(crate) attempts: u32,
+    /// When its last move began and ended, from the start of the moves on. `null`: it had none in
+    /// this run.
+    pub(crate) begins_ms: Option<f64>,
+    pub(crate) ends_ms: Option<f64>,
     /// `null`: it was not moved, or an engine was killed.
     pub(crate) total_ms: Option<f64>,
     pub(crate) downtime_ms: Option<f64>,
+    /// What the guest has lost of its time.
+    pub(crate) felt_ms: Option<f64>,
     /// Why it is not moved, for people.
     pub(crate) message: Option<String>,
     /// The command that resumes its migration.
@@ -60,27 +66,35 @@ pub(crate) struct ResultReport {
     guests: Vec<EndedGuest>,
     /// How long this run took, with planning.
     run_ms: f64,
+    /// How long the moves took, from the start of the first one to the end of the last. `null`:
+    /// there were none.
+    total_ms: Option<f64>,
+    /// What all guests have lost of their time. `null`: not known of one that has moved.
+    felt_ms: Option<f64>,
     /// What was planned.
-    plan: PlanReport,
+    plan: EvacuationPlan,
 }
 
 impl ResultReport {
-    pub(crate) fn new(plan: PlanReport, guests: Vec<EndedGuest>, run: Duration) -> Self {
+    pub(crate) fn new(
+        plan: EvacuationPlan,
+        guests: Vec<EndedGuest>,
+        evacuation: &Evacuation,
+        run: Duration,
+    ) -> Self {
         Self {
-            exit_status: status(&guests).code(),
+            exit_status: status_of(&guests).code(),
             guests,
             run_ms: run.as_secs_f64() * 1e3,
+            total_ms: evacuation.total_ms(),
+            felt_ms: evacuation.felt_ms(),
             plan,
         }
     }
-
-    /// How the program ends.
-    pub(crate) fn status(&self) -> ExitStatus {
-        status(&self.guests)
-    }
 }
 
-fn status(guests: &[EndedGuest]) -> ExitStatus {
+/// How the program ends.
+pub(crate) fn status_of(guests: &[EndedGuest]) -> ExitStatus {
     let any = |outcome| guests.iter().any(|it| it.outcome == outcome);
     if any(Outcome::Lost) {
         ExitStatus::Lost
@@ -96,7 +110,8 @@ fn status(guests: &[EndedGuest]) -> ExitStatus {
 /// The result as text.
 pub(crate) fn result_text(report: &ResultReport) -> String {
     let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), time);
-    let mut rows = vec![["guest", "is", "to", "attempts", "total", "downtime"].map(str::to_owned)];
+    let mut rows =
+        vec![["guest", "is", "to", "attempts", "total", "downtime", "felt"].map(str::to_owned)];
     rows.extend(report.guests.iter().map(|it| {
         [
             it.guest.clone(),
@@ -105,6 +120,7 @@ pub(crate) fn result_text(report: &ResultReport) -> String {
             it.attempts.to_string(),
             ms(it.total_ms),
             ms(it.downtime_ms),
+            ms(it.felt_ms),
         ]
     }));
     let mut text = columns(&rows);
@@ -123,13 +139,14 @@ pub(crate) fn result_text(report: &ResultReport) -> String {
         .filter(|it| it.outcome == Outcome::Moved);
     let _ = writeln!(
         text,
-        "{} of {} guests have moved in {}, with planning (planned: {})",
+        "{} of {} guests have moved, in {} (planned: {}); with planning {}",
         moved.count(),
         report.guests.len(),
-        time(report.run_ms),
-        span(report.plan.total_ms, time)
+        ms(report.total_ms),
+        span(report.plan.total_ms, time),
+        time(report.run_ms)
     );
-    if report.status() != ExitStatus::Moved {
+    if status_of(&report.guests) != ExitStatus::Moved {
         text.push_str("next: the same command again continues the evacuation\n");
     }
     text
@@ -146,8 +163,11 @@ mod tests {
             outcome,
             to: None,
             attempts: 1,
+            begins_ms: None,
+            ends_ms: None,
             total_ms: None,
             downtime_ms: None,
+            felt_ms: None,
             message: None,
             resume: None,
         };
@@ -160,7 +180,7 @@ mod tests {
             (&[Unfinished, Lost, Stays], 4),
         ] {
             let guests: Vec<_> = outcomes.iter().map(|it| guest(*it)).collect();
-            assert_eq!(status(&guests).code(), code, "{outcomes:?}");
+            assert_eq!(status_of(&guests).code(), code, "{outcomes:?}");
         }
     }
 }
