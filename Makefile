@@ -43,7 +43,7 @@ guest-debian: guest ## make a whole Debian guest
 
 .PHONY: guest-images
 guest-images: guest ## make everything that `make test` boots
-	@setup/setup.sh ovmf libvirt-12.9
+	@setup/setup.sh ovmf libvirt-12.9 pacemaker
 
 # Only the matrix and the laboratory's own tests of devices need these.
 .PHONY: guest-devices
@@ -60,6 +60,10 @@ browser: ## fetch headless Chromium, and Prometheus
 .PHONY: bindfs
 bindfs: ## fetch bindfs, a FUSE file system
 	@setup/setup.sh bindfs
+
+.PHONY: pacemaker
+pacemaker: ## fetch Corosync and Pacemaker
+	@setup/setup.sh pacemaker
 
 .PHONY: openssh
 openssh: ## fetch OpenSSH, server and client
@@ -320,11 +324,12 @@ test-daemon: guest-images ## `hikkoshi daemon` for several guests: by invitation
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- daemon:: --include-ignored
 
-# The life of a guest is part of test-guests.
+# The life of a guest is part of `make test`.
 .PHONY: test-cluster
-test-cluster: guest ## guests of a Pacemaker cluster: the resource agent in each stage of a move
+test-cluster: guest pacemaker ## guests of a Pacemaker cluster: the resource agent in each stage of a move, nodes that fail
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- agent:: --include-ignored
+	CI=true cargo test --locked --package hikkoshi-tests --test cluster -- --include-ignored --test-threads=1
 
 # One evacuation is part of `make test`.
 .PHONY: test-evacuate

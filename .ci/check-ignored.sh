@@ -3,7 +3,6 @@
 # names: `#[ignore = "…: make TARGET"]`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-tests=tests/tests/e2e
 failed=0
 
 # recipe TARGET: its lines, and those of the scripts that it runs.
@@ -17,10 +16,12 @@ recipe() {
     grep -oE 'packaging/[a-z-]+\.sh' <<<"$lines" | xargs -r cat
 }
 
-# filters TARGET: names of the end-to-end tests that it runs, ignored ones as well.
+# filters TARGET PROGRAM: names of the tests of this program that it runs, ignored ones as well.
 filters() {
-    recipe "$1" | awk '
-        / --test e2e / && /--(include-)?ignored/ {
+    recipe "$1" | awk -v program=" --test $2 " '
+        index($0, program) && /--(include-)?ignored/ {
+            # Without a name all of them.
+            if (!/ -- [a-z]/) print "::"
             sub(/.* -- /, "")
             for (word = 1; word <= NF; word++) {
                 if ($word == "--skip") word++
@@ -29,9 +30,10 @@ filters() {
         }'
 }
 
-# Each as FILE:LINE MODULE TEST REASON. A test in a module within its file has that name, too.
+# ignored PROGRAM: each as FILE:LINE MODULE TEST REASON. A test in a module within its file has that
+# name, too.
 ignored() {
-    local files
+    local files tests=tests/tests/$1
     mapfile -d '' files < <(find "$tests" -name '*.rs' ! -name main.rs -print0 | sort -z)
     awk -v folder="$tests/" '
         FNR == 1 {
@@ -49,20 +51,22 @@ ignored() {
         }' "${files[@]}"
 }
 
-while read -r place name reason; do
-    if [[ ! $reason =~ make\ ([a-z-]+) ]]; then
-        echo "$place: the reason names no target: $reason" >&2
-        failed=1
-        continue
-    fi
-    target=${BASH_REMATCH[1]}
-    runs=0
-    while read -r filter; do
-        [[ $name != *"$filter"* ]] || runs=1
-    done < <(filters "$target")
-    ((runs)) || {
-        echo "$place: make $target does not run $name" >&2
-        failed=1
-    }
-done < <(ignored)
+for program in e2e cluster; do
+    while read -r place name reason; do
+        if [[ ! $reason =~ make\ ([a-z-]+) ]]; then
+            echo "$place: the reason names no target: $reason" >&2
+            failed=1
+            continue
+        fi
+        target=${BASH_REMATCH[1]}
+        runs=0
+        while read -r filter; do
+            [[ $name != *"$filter"* ]] || runs=1
+        done < <(filters "$target" $program)
+        ((runs)) || {
+            echo "$place: make $target does not run $name" >&2
+            failed=1
+        }
+    done < <(ignored $program)
+done
 exit "$failed"

@@ -69,7 +69,7 @@ stop_if_failed() {
 guest_images() {
     renice --priority 19 --pid "$BASHPID" >/dev/null
     # All at once, so that the package lists are read once.
-    setup/setup.sh ovmf libvirt-12.9 chromium prometheus
+    setup/setup.sh ovmf libvirt-12.9 pacemaker chromium prometheus
     make --no-print-directory guest-images browser
 }
 

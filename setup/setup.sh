@@ -29,6 +29,10 @@
 #
 #   build/bindfs                      the distribution's bindfs, a FUSE file system
 #
+# or only tests of a cluster (`setup.sh pacemaker`):
+#
+#   build/pacemaker                   the distribution's Corosync, Pacemaker and crmsh
+#
 # or only tests of `migrate --ssh` (`setup.sh openssh`):
 #
 #   build/openssh                     the distribution's OpenSSH, server and client
@@ -98,6 +102,8 @@ source "$here/lib/chromium.sh"
 source "$here/lib/bindfs.sh"
 # shellcheck source=lib/openssh.sh
 source "$here/lib/openssh.sh"
+# shellcheck source=lib/pacemaker.sh
+source "$here/lib/pacemaker.sh"
 # shellcheck source=lib/passt.sh
 source "$here/lib/passt.sh"
 # shellcheck source=lib/prometheus.sh
@@ -143,6 +149,7 @@ for component in "${components[@]}"; do
     kernels) setup_kernels ;;
     passt) with_release trixie setup_passt ;;
     bindfs) setup_bindfs ;;
+    pacemaker) setup_pacemaker ;;
     openssh) setup_openssh ;;
     libvirt-11.3) with_release trixie setup_libvirt_root 11.3 trixie ;;
     libvirt-12.9) with_release trixie setup_libvirt_root 12.9 trixie-backports ;;

@@ -177,6 +177,11 @@ pub(crate) fn bindfs() -> Result<PathBuf, LabError> {
     present("bindfs", "bindfs/run", "bindfs")
 }
 
+/// Corosync and Pacemaker, as they are laid over the root of a node.
+pub(crate) fn pacemaker() -> Result<PathBuf, LabError> {
+    present("Pacemaker", "pacemaker/root", "pacemaker")
+}
+
 /// The folder for disk images: in the build folder, because direct I/O needs a disk.
 pub(crate) fn disks() -> Result<PathBuf, LabError> {
     Ok(build()?.join("disks"))

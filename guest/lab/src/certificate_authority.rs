@@ -42,7 +42,12 @@ impl CertificateAuthority {
     /// Issues a certificate for a host name or address. Returns it as arguments of `hikkoshi`: each
     /// option with its file.
     pub fn issue(&self, host: &str) -> [String; 6] {
-        self.issue_until(host, 4096)
+        self.issue_for(&[host])
+    }
+
+    /// Issues a certificate for several names and addresses of a host.
+    pub fn issue_for(&self, hosts: &[&str]) -> [String; 6] {
+        self.issue_until(hosts, 4096)
     }
 
     /// Issues a certificate that has expired.
@@ -50,18 +55,24 @@ impl CertificateAuthority {
     /// # Panics
     /// See [`new`](Self::new).
     pub fn expired(&self, host: &str) -> [String; 6] {
-        self.issue_until(host, 2001)
+        self.issue_until(&[host], 2001)
     }
 
     fn file(&self, name: &str) -> String {
         self.folder.join(name).to_str().unwrap().to_owned()
     }
 
-    fn issue_until(&self, host: &str, year: i32) -> [String; 6] {
+    fn issue_until(&self, hosts: &[&str], year: i32) -> [String; 6] {
         let number = self.issued.fetch_add(1, Ordering::Relaxed);
         let [cert, key] = ["crt", "key"].map(|what| self.file(&format!("{number}.{what}")));
         let pair = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([host.to_owned()]).unwrap();
+        let mut params = CertificateParams::new(
+            hosts
+                .iter()
+                .map(|&host| host.to_owned())
+                .collect::<Vec<_>>(),
+        )
+        .unwrap();
         params.not_after = date_time_ymd(year, 1, 1);
         let certificate = params.signed_by(&pair, &self.issuer).unwrap();
         std::fs::write(&cert, certificate.pem()).unwrap();

@@ -11,6 +11,8 @@
 //!
 //! [`libvirt`] has hosts with libvirt daemons, and domains that move between them.
 //!
+//! [`cluster`] has nodes with Corosync and Pacemaker, and guests that move between them.
+//!
 //! A [`RunningProgram`] is a program whose output is read while it runs. A [`Relay`](relay::Relay)
 //! passes on the connections of a migration, and can hold, change, delay and cut them.
 //!
@@ -59,6 +61,7 @@ mod artifacts;
 pub mod browser;
 mod certificate_authority;
 mod cgroup;
+pub mod cluster;
 mod config;
 mod console;
 mod device;
@@ -125,7 +128,8 @@ pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
     Clocks, Devices, Dirty, DiskWork, Fault, Faults, FineHistogram, GuestReport, Histogram, Idle,
-    Latency, Processors, Ready, Scan, Scanned, Serve, Slow, Task, Totals, Used, Verdict, Verify,
+    Latency, Processors, Ready, Runs, Scan, Scanned, Serve, Slow, Task, Totals, Used, Verdict,
+    Verify,
 };
 pub use tpm::TpmEmulator;
 pub use tsc::TscReading;

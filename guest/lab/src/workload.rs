@@ -161,6 +161,12 @@ impl Workload {
         self.option("disk", "/dev/vda").option("disk_mib", mib)
     }
 
+    /// Records the guest's runs on `device`, and finds out when it runs twice.
+    #[must_use]
+    pub fn with_runs(self, device: &str) -> Self {
+        self.option("runs", device)
+    }
+
     /// Sets any other option of guest/README.md, given without `hk.`.
     #[must_use]
     pub fn option(mut self, name: &str, value: impl std::fmt::Display) -> Self {

@@ -8,6 +8,7 @@ use crate::disk::Disk;
 use crate::fine_histogram::{FineHistogram, Snapshot};
 use crate::options::{Memory, Options};
 use crate::returned::Returned;
+use crate::runs::Runs;
 use crate::serve::{self, Served};
 use crate::system;
 use crate::web_files;
@@ -68,6 +69,7 @@ struct Coordinator {
     disk: Disk,
     devices: Devices,
     returned: Option<Returned>,
+    runs: Option<Runs>,
     before: Totals,
     slow_before: Snapshot,
     bad: u64,
@@ -90,6 +92,7 @@ impl Coordinator {
             disk: Disk::default(),
             devices: Devices::default(),
             returned: Returned::fill(options.returned * PAGES_PER_MIB)?,
+            runs: None,
             before: Totals::default(),
             slow_before: Snapshot::take(std::iter::empty()),
             bad: 0,
@@ -120,6 +123,9 @@ impl Coordinator {
             worker::start(config, work)?;
         }
         coordinator.disk = Disk::start(options, clock, &coordinator.commands, events)?;
+        if let Some(path) = &options.runs {
+            coordinator.runs = Some(Runs::start(path, &coordinator.commands, events)?);
+        }
         Ok(coordinator)
     }
 
@@ -344,6 +350,9 @@ impl Coordinator {
         }
         if let Some(done) = self.disk.since_last() {
             print_line(&format!("disk: {state} {time} bad={} {done}", self.bad));
+        }
+        if let Some(runs) = &self.runs {
+            runs.report(state, time);
         }
         if let Some(served) = served {
             let load = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -18,7 +18,8 @@
 //! command. In [`lockstep`] all workers read the same such page at once. [`web_files`] are checked
 //! by a web server's clients. A [`disk`] of such pages is read and written by direct I/O beside any
 //! of these. Other [`devices`] are used on command; their results are checked by the tests.
-//! [`returned`] memory is freed on command, and must be zero when it is used again.
+//! [`returned`] memory is freed on command, and must be zero when it is used again. The guest's
+//! [`runs`] are recorded on a disk, to find out whether it runs twice.
 //!
 //! **Time** is the guest's: while the guest is paused its clock stops, so these times do not
 //! contain the downtime of a switchover, but they contain every fault while the guest runs.
@@ -43,6 +44,7 @@ mod page_order;
 mod rate_limiter;
 mod region;
 mod returned;
+mod runs;
 mod scan;
 mod serve;
 mod system;

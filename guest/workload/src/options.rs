@@ -100,6 +100,8 @@ pub(crate) struct Options {
     pub(crate) disk: Option<PathBuf>,
     /// Options for it.
     pub(crate) disk_use: DiskUse,
+    /// The block device or file with the record of the guest's runs.
+    pub(crate) runs: Option<PathBuf>,
     /// A folder in which files are created, renamed, read and removed.
     pub(crate) tree: Option<PathBuf>,
     /// Milliseconds between two such files.
@@ -132,6 +134,7 @@ impl Default for Options {
             port: 7000,
             disk: None,
             disk_use: DiskUse::default(),
+            runs: None,
             tree: None,
             tree_ms: 500,
             seed: 1,
@@ -250,6 +253,7 @@ impl Options {
             "disk_mib" => self.disk_use.mib = within(value, 1, 1 << 20)?,
             "disk_write" => self.disk_use.write_percent = within(value, 0, 100)?,
             "disk_rate" => self.disk_use.rate = within(value, 0, 1 << 20)?,
+            "runs" => self.runs = Some(path(value)?),
             "tree" => self.tree = Some(path(value)?),
             "tree_ms" => self.tree_ms = within(value, 1, 1 << 20)?,
             // Handled by /init before this program starts.

@@ -20,6 +20,8 @@ pub enum GuestReport {
     Serve(Serve),
     /// A report of the disk workload.
     Disk(DiskWork),
+    /// A report of the guest's runs.
+    Runs(Runs),
     /// A report of `scan`.
     Scan(Scan),
     /// The scan has finished.
@@ -152,6 +154,15 @@ pub struct DiskWork {
     pub files: u64,
     /// How often the whole arena was checked.
     pub passes: u64,
+}
+
+/// The guest's run, and how far its record is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Runs {
+    /// The number of this run: how often the guest has booted from its disk.
+    pub run: u64,
+    /// How often it has checked and written the record.
+    pub beats: u64,
 }
 
 /// An interval of `scan`.

@@ -2,8 +2,8 @@
 
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{
-    Clocks, Devices, Dirty, DiskWork, Fault, Faults, GuestReport, Idle, Processors, Ready, Scan,
-    Scanned, Serve, Slow, Task, Totals, Used, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, Fault, Faults, GuestReport, Idle, Processors, Ready, Runs,
+    Scan, Scanned, Serve, Slow, Task, Totals, Used, Verdict, Verify,
 };
 
 /// The `key=value` words of a line.
@@ -106,6 +106,10 @@ impl GuestReport {
                 written_kib: fields.get("written_kib")?,
                 files: fields.get("files")?,
                 passes: fields.get("passes")?,
+            }),
+            "runs" => Self::Runs(Runs {
+                run: fields.get("run")?,
+                beats: fields.get("beats")?,
             }),
             "scan" => Self::Scan(Scan {
                 ok: ok?,

@@ -5,13 +5,15 @@ mod evict;
 mod plug;
 mod process;
 mod ram_block;
+mod sockets;
 mod start;
 
+pub(crate) use self::process::VmProcess;
 pub use ram_block::RamBlock;
+pub(crate) use sockets::MachineSockets;
 pub use start::{ExpectedVm, template};
 pub(crate) use start::{KERNEL_ARGUMENTS, listen};
 
-use self::process::VmProcess;
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{

@@ -79,7 +79,7 @@ impl VmConfig {
     }
 
     /// Makes the command line, except what depends on who starts QEMU, and all that it needs.
-    fn prepare(&self, lab: &Lab, name: &str) -> Result<PreparedVm, LabError> {
+    pub(super) fn prepare(&self, lab: &Lab, name: &str) -> Result<PreparedVm, LabError> {
         let ram = PreparedRam::new(self, lab, name)?;
         let (firmware, flash) = self.firmware.prepare(lab, name)?;
         let devices = self.devices.iter().enumerate();
@@ -265,9 +265,7 @@ pub struct ExpectedVm {
 impl ExpectedVm {
     /// QEMU's command line, without `-incoming` and the monitor of the program under test.
     pub fn command_line(&self) -> Vec<OsString> {
-        let command = &self.prepared.command;
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
-        words.map(ToOwned::to_owned).collect()
+        self.prepared.command_line()
     }
 
     /// Waits until QEMU has been started; `qmp` is its socket for the program under test. It is
@@ -284,14 +282,14 @@ impl ExpectedVm {
 
 /// A machine whose QEMU has not connected to its sockets yet.
 #[derive(Debug)]
-struct PreparedVm {
-    name: String,
+pub(super) struct PreparedVm {
+    pub(super) name: String,
     command: Command,
     qmp_path: PathBuf,
     stderr_path: PathBuf,
     console_path: PathBuf,
-    console_listener: UnixListener,
-    harness_listener: UnixListener,
+    pub(super) console_listener: UnixListener,
+    pub(super) harness_listener: UnixListener,
     /// `None`: not started, or by another program.
     process: Option<VmProcess>,
     ram: PreparedRam,
@@ -299,6 +297,12 @@ struct PreparedVm {
 }
 
 impl PreparedVm {
+    /// QEMU's command line.
+    pub(super) fn command_line(&self) -> Vec<OsString> {
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        words.map(ToOwned::to_owned).collect()
+    }
+
     /// Waits until QEMU has connected to its sockets.
     fn connect(self, config: &VmConfig, lab: &Lab) -> Result<Vm, LabError> {
         let Self {

@@ -1,0 +1,71 @@
+//! Engines are killed in each stage of a move.
+
+use crate::stages::{Held, Stage};
+use hikkoshi_tests::{LONG, eventually, log};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Kills the engines of one side: the move is finished nevertheless, perhaps by another attempt.
+fn are_killed(stage: Stage, node: &str, command: &str) {
+    let mut held = Held::in_stage(stage);
+    let engines = held.laboratory.node(node).processes_with(&[command]);
+    assert!(!engines.is_empty(), "no engine on {node}");
+    for engine in &engines {
+        kill_process(Pid::from_raw(engine.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    }
+    log(format!("{} engines are killed on {node}", engines.len()));
+    if node == "n2" && stage == Stage::Postcopy {
+        let guest = held.laboratory.guest("web");
+        eventually("another engine", || {
+            match held.laboratory.node(node).processes_with(&[command]) {
+                others if others.is_empty() || others == engines => Err(format!("{others:?}")),
+                _ => Ok(()),
+            }
+        });
+        // It fetches what the guest needs.
+        guest.wait_beat(LONG).unwrap();
+    }
+    held.finish();
+    let laboratory = &held.laboratory;
+    laboratory.wait_on("web", "n2");
+    laboratory.assert_whole("web", 1);
+    assert!(laboratory.cluster.power().fenced().is_empty());
+}
+
+const SOURCE: &str = "migrate";
+const DESTINATION: &str = "receiver";
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_sources_engine_is_killed_in_precopy() {
+    are_killed(Stage::Precopy, "n1", SOURCE);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_sources_engine_is_killed_around_the_switchover() {
+    are_killed(Stage::Switchover, "n1", SOURCE);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_sources_engine_is_killed_in_postcopy() {
+    are_killed(Stage::Postcopy, "n1", SOURCE);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_destinations_engine_is_killed_in_precopy() {
+    are_killed(Stage::Precopy, "n2", DESTINATION);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_destinations_engine_is_killed_around_the_switchover() {
+    are_killed(Stage::Switchover, "n2", DESTINATION);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_destinations_engine_is_killed_in_postcopy() {
+    are_killed(Stage::Postcopy, "n2", DESTINATION);
+}
