@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use hikkoshi_account::{Map, Side};
 use hikkoshi_dashboard::Limits;
-use hikkoshi_status::{Recording, StatusRecord};
+use hikkoshi_status::{
+    EVACUATION_VERSION, EvacuatedGuest, Evacuation, EvacuationStage, ReachedBy, Recording,
+    StatusRecord,
+};
 
 use crate::client::Client;
 use crate::engine::Engine;
@@ -120,6 +123,48 @@ fn a_killed_engine_is_lost_and_its_recording_stays() {
     assert!(list.contains("its engine was killed"), "{list}");
     let metrics = server.get("/metrics").body;
     assert!(metrics.contains("hikkoshi_migrations{state=\"lost\"} 1"));
+}
+
+#[test]
+fn an_evacuation_is_an_event_and_can_be_fetched() {
+    let server = RunningServer::start();
+    assert_eq!(server.get("/api/evacuation").body, "null");
+    let mut early = Client::events(server.address);
+    let stays = EvacuationStage::Stays {
+        message: "it is not admitted".to_owned(),
+    };
+    let guest = EvacuatedGuest::new(ReachedBy::Qmp("/q".into()), stays);
+    let evacuation = Evacuation {
+        version: EVACUATION_VERSION,
+        started_unix_ms: Some(1000),
+        ended_unix_ms: None,
+        plan: None,
+        guests: [("db".to_owned(), guest)].into(),
+    };
+    let folder = server.folder.evacuation();
+    fs::create_dir_all(&folder).unwrap();
+    let text = serde_json::to_vec(&evacuation).unwrap();
+    fs::write(folder.join("new"), text).unwrap();
+    fs::rename(folder.join("new"), Evacuation::journal_in(&folder)).unwrap();
+    let (kind, data) = early.event();
+    assert_eq!(kind, "evacuation");
+    let sent: Evacuation = serde_json::from_value(data["evacuation"].clone()).unwrap();
+    assert_eq!(sent, evacuation);
+    // One that comes later gets it, too.
+    let (kind, later) = Client::events(server.address).event();
+    assert_eq!((kind.as_str(), later), ("evacuation", data));
+    let fetched = server.get("/api/evacuation").body;
+    assert_eq!(
+        serde_json::from_str::<Evacuation>(&fetched).unwrap(),
+        evacuation
+    );
+    // The names of its files are those of no migrations.
+    assert_eq!(server.get("/api/migrations").body, "[]");
+    fs::remove_file(Evacuation::journal_in(&folder)).unwrap();
+    assert_eq!(
+        early.event(),
+        ("evacuation".to_owned(), serde_json::json!({}))
+    );
 }
 
 /// The file of a killed engine stays when its socket is gone, and is read by another dashboard.
