@@ -75,7 +75,10 @@ fn act(action: &str) -> Answer {
         };
     }
     let deadline = Deadline::new(meta("timeout").as_deref());
-    let guest = Guest::new(parameters, Cluster::new(meta("on_node")));
+    let guest = Guest::new(
+        parameters,
+        Cluster::new(meta("on_node").or_else(cluster::own_name)),
+    );
     match action {
         "start" => match validate::check(&guest.parameters) {
             Ok(()) => drive::drive(&guest, Action::Start, deadline),
