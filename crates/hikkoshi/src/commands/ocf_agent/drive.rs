@@ -201,7 +201,7 @@ impl<'a> Drive<'a> {
     }
 
     /// Resumes the migration of the guest if no engine works on it.
-    fn resume(&mut self, found: &Found) -> Result<(), String> {
+    pub(super) fn resume(&mut self, found: &Found) -> Result<(), String> {
         let is_recent = |at: Instant| at.elapsed() < RESUME_INTERVAL;
         if self.resumed.is_some_and(is_recent) {
             return Ok(());
