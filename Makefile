@@ -326,10 +326,10 @@ test-daemon: guest-images ## `hikkoshi daemon` for several guests: by invitation
 
 # The life of a guest is part of `make test`.
 .PHONY: test-cluster
-test-cluster: guest pacemaker ## guests of a Pacemaker cluster: the resource agent in each stage of a move, nodes that fail
-	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- agent:: --include-ignored
-	CI=true cargo test --locked --package hikkoshi-tests --test cluster -- --include-ignored --test-threads=1
+test-cluster: guest-images ## guests of a Pacemaker cluster: the resource agent in each stage of a move, nodes that fail
+	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- agent:: --include-ignored
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test cluster -- --include-ignored --test-threads=1
 
 # One evacuation is part of `make test`.
 .PHONY: test-evacuate
@@ -363,10 +363,11 @@ docs-reports: guest browser ## record the moves whose reports docs/reading-a-rep
 
 # A twelfth of most random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills
-drills: guest-debian ## fault injection: the table of docs/reliability.md
+drills: guest-debian pacemaker ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: killed_before_commit::
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored modes::asynchronous_faults:: modes::debian:: modes::kvm:: modes::paused_guests:: modes::repeats:: dashboard::resumed:: dashboard::reports:: recovery::after_commit:: recovery::cancel:: recovery::journals:: recovery::private_memory:: recovery::shutdown::
+	HIKKOSHI_ROUNDS=50 cargo test --locked --package hikkoshi-tests --test cluster -- --include-ignored random_rounds
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.

@@ -5,9 +5,7 @@ use hikkoshi_lab::{
     Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, GuestReport, Ram, RamBackend, VmConfig,
     Workload, never_retried,
 };
-use hikkoshi_tests::{
-    CertificateAuthority, Exit, LONG, Program, TestEnv, eventually, hikkoshi, log,
-};
+use hikkoshi_tests::{CertificateAuthority, Exit, LONG, Program, TestEnv, hikkoshi, log};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -237,20 +235,7 @@ impl Laboratory {
         assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
         guest.wait_beat(LONG).unwrap();
         assert_eq!(guest.record().unwrap().0, runs, "{:?}", guest.ran());
-        eventually("no other QEMU to be left", || match guest.alive().len() {
-            1 => Ok(()),
-            _ => {
-                let names = guest.alive();
-                let names = names
-                    .iter()
-                    .map(|machine| (machine.name().to_owned(), machine.status().ok()));
-                Err(format!(
-                    "{:?}\n{}",
-                    names.collect::<Vec<_>>(),
-                    self.cluster.report()
-                ))
-            }
-        });
+        self.wait("no other QEMU to be left", |_| guest.alive().len() == 1);
         self.assert_once(guest);
         log(format!("{} is whole, in run {runs}", guest.name()));
     }

@@ -13,7 +13,7 @@ fn the_configuration_of_the_page_is_loaded() {
         laboratory.add(name, resource.config, false);
     }
     laboratory.cluster.start().unwrap();
-    let text = block("property stonith-enabled=true no-quorum-policy=stop");
+    let text = block("property stonith-enabled=true no-quorum-policy=stop migration-limit=2");
     let fencing = "primitive fencing stonith:fence_lab op monitor interval=10min\n";
     laboratory
         .cluster

@@ -143,11 +143,8 @@ fn random_rounds() {
             Event::OtherOrder => laboratory.move_to(name, &from),
         }
         if let Some(node) = event.fences(&from, &to) {
-            eventually("the node to be fenced", || {
-                match laboratory.cluster.power().fenced().len() > fenced {
-                    true => Ok(()),
-                    false => Err(laboratory.cluster.report()),
-                }
+            laboratory.wait("the node to be fenced", |_| {
+                laboratory.cluster.power().fenced().len() > fenced
             });
             laboratory.cluster.plug(node).unwrap();
         }

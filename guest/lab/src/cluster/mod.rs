@@ -216,7 +216,7 @@ impl Cluster {
         let node = self.any()?;
         let path = node.etc().join("configuration");
         fs::write(&path, text).map_err(LabError::file("writing", &path))?;
-        node.shell("crm --force configure load update /etc/hikkoshi/configuration 2>&1")
+        node.shell("crm --force configure load update /etc/hikkoshi/configuration")
             .map(drop)
     }
 

@@ -151,6 +151,13 @@ impl Cluster {
     }
 }
 
+/// The name of this node, for an action that Pacemaker has not called itself: `crm_resource
+/// --force-start` does not say it.
+pub(super) fn own_name() -> Option<String> {
+    let name = output("crm_node", &["-n"])?.trim().to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
 /// Has Pacemaker look at all nodes again for this resource, later: this action's failure is
 /// recorded when it has ended.
 fn refresh(resource: &str, after: Duration) -> std::io::Result<()> {

@@ -13,6 +13,7 @@
 //! | `table` | states and actions: what is done and answered |
 //! | `state`, `guest` | the states; what is found of a guest |
 //! | `start`, `stop`, `end`, `migrate_to`, `monitor`, `validate` | what the actions do |
+//! | `watch` | resumes the source's engine while Pacemaker asks nothing there |
 //! | `engines` | processes of this program that move the guest |
 //! | `cluster` | what Pacemaker knows of the other node |
 //! | `parameters`, `metadata`, `answer`, `deadline` | OCF |
@@ -35,6 +36,7 @@ mod state;
 mod stop;
 mod table;
 mod validate;
+mod watch;
 
 use crate::args::OcfAgent;
 use crate::output::exit::ExitStatus;
@@ -75,7 +77,10 @@ fn act(action: &str) -> Answer {
         };
     }
     let deadline = Deadline::new(meta("timeout").as_deref());
-    let guest = Guest::new(parameters, Cluster::new(meta("on_node")));
+    let guest = Guest::new(
+        parameters,
+        Cluster::new(meta("on_node").or_else(cluster::own_name)),
+    );
     match action {
         "start" => match validate::check(&guest.parameters) {
             Ok(()) => drive::drive(&guest, Action::Start, deadline),
@@ -101,12 +106,19 @@ fn act(action: &str) -> Answer {
             }
         }
         "migrate_to" => match meta("migrate_target") {
-            Some(node) => migrate_to::migrate_to(&guest, &node, deadline),
+            Some(node) => {
+                let answer = migrate_to::migrate_to(&guest, &node, deadline);
+                if answer == Answer::Success {
+                    watch::leave_behind(&guest);
+                }
+                answer
+            }
             None => refuse(Invalid::new(
                 Answer::Arguments,
                 "OCF_RESKEY_CRM_meta_migrate_target is missing: which node the guest moves to",
             )),
         },
+        watch::ACTION => watch::finish(&guest, deadline),
         "migrate_from" => drive::drive(&guest, Action::MigrateFrom, deadline),
         other => refuse(Invalid::new(
             Answer::Unimplemented,

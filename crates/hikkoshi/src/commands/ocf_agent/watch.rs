@@ -1,0 +1,65 @@
+//! A move that was handed over is watched at its source until all pages are sent.
+//!
+//! Pacemaker calls nothing at the source while `migrate_from` waits for the pages at the
+//! destination. If the source's engine is killed then, a process that `migrate_to` has left behind
+//! resumes it.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use error_reporter::Report;
+use hikkoshi_handover::SourceStage;
+use std::os::unix::process::CommandExt;
+
+use super::answer::Answer;
+use super::deadline::Deadline;
+use super::drive::Drive;
+use super::guest::Guest;
+use super::state::State;
+use crate::commands::own_executable;
+use crate::output::streams;
+
+/// The action of the process that watches. Pacemaker does not know it.
+pub(super) const ACTION: &str = "finish-move";
+
+/// How often the engine is looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+fn is_owing(guest: &Guest) -> bool {
+    use SourceStage::{Committed, HandedOver};
+    matches!(guest.handover(), Some((Committed | HandedOver, _)))
+}
+
+/// Leaves a process behind that watches the guest's move, if pages are still here.
+pub(super) fn leave_behind(guest: &Guest) {
+    if !is_owing(guest) {
+        return;
+    }
+    let mut watch = own_executable::command();
+    watch
+        .args(["ocf-agent", ACTION])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0);
+    if let Err(error) = watch.spawn() {
+        let error = Report::new(&error);
+        streams::notice(&format!("watching the engine of the move: {error}"));
+    }
+}
+
+/// Resumes the engine whenever none works on the move, until all pages are sent or the move is
+/// given up.
+pub(super) fn finish(guest: &Guest, deadline: Deadline) -> Answer {
+    let mut drive = Drive::new(guest, deadline);
+    while is_owing(guest) {
+        let found = guest.look();
+        if matches!(found.state, State::Owing | State::Committed)
+            && let Err(why) = drive.resume(&found)
+        {
+            streams::notice(&why);
+        }
+        std::thread::sleep(INTERVAL);
+    }
+    Answer::Success
+}
