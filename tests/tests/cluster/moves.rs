@@ -41,7 +41,7 @@ fn a_node_with_six_guests_is_emptied() {
         laboratory.wait_on(name, "n1");
         laboratory.order(&format!("crm_resource --clear --resource {name}"));
     }
-    laboratory.order("crm node standby n1");
+    laboratory.order("crm_standby --node n1 --update on");
     let mut most = 0;
     laboratory.wait("all guests to have left", |_| {
         let moving = laboratory
