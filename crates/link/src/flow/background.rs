@@ -12,7 +12,8 @@ use crate::compression::MeasuredLink;
 use crate::flow::bandwidth::PresentLimit;
 use crate::flow::window::{Wait, Window};
 use crate::{
-    Bandwidth, Compression, CompressionCounters, LinkError, LinkReader, LinkWriter, UrgentActivity,
+    Bandwidth, Compression, CompressionCounters, LinkError, LinkReader, LinkWriter, RateLimit,
+    UrgentActivity,
 };
 use hikkoshi_linux::CancelFlag;
 
@@ -33,6 +34,11 @@ const SAMPLE_INTERVAL: Duration = Duration::from_micros(50);
 /// In post-copy: the interval between two reads of the peer's acknowledgements, while nothing waits
 /// for them.
 const ACKS_INTERVAL: Duration = Duration::from_millis(5);
+
+/// In pre-copy with a limit ([`Bandwidth`]): how much faster than the limit the kernel may send what
+/// it was given. Frames of up to 1 MiB would be sent at the line's rate otherwise, and what others
+/// send meanwhile, such as pages that another guest waits for, would queue behind a whole frame.
+const LIMIT_PACE_GAIN: f64 = 1.25;
 
 /// The longest sleep between two reads.
 const MAX_SLEEP: Duration = Duration::from_millis(1);
@@ -296,6 +302,12 @@ impl BackgroundSender {
     /// Waits until the rate limit allows more. This comes before sending, never after it: there is
     /// no wait after the last bytes.
     fn wait_for_rate_limit(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
+        if self.urgent_activity.is_none() {
+            let limit = self.rate_limit.get().map(RateLimit::bytes_per_second);
+            // The value is rounded, and `as` saturates.
+            #[allow(clippy::cast_precision_loss)]
+            self.set_pace(limit.map(|limit| limit as f64 * LIMIT_PACE_GAIN));
+        }
         // A changed limit is used after a tick at most.
         while let Some(limit) = self.rate_limit.get() {
             let left = limit.wait(Instant::now());
@@ -365,7 +377,11 @@ impl BackgroundSender {
         let acked = info.acked.saturating_sub(self.writer.overhead());
         self.window
             .on_sample(acked, info.round_trip.as_secs_f64(), now);
-        let pace = self.window.pace();
+        self.set_pace(self.window.pace());
+    }
+
+    /// Sets the kernel's pace, in bytes a second.
+    fn set_pace(&mut self, pace: Option<f64>) {
         if pace != self.kernel_pace {
             self.kernel_pace = pace;
             self.writer.stream().set_pace(pace);

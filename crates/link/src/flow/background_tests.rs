@@ -11,6 +11,10 @@ use crate::flow::urgent_activity::RECENT;
 
 /// Both ends of a link: a sender that always compresses, and what receives.
 fn link() -> (BackgroundSender, LinkReader) {
+    limited_link(&Bandwidth::unlimited())
+}
+
+fn limited_link(bandwidth: &Bandwidth) -> (BackgroundSender, LinkReader) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string().parse().unwrap();
     let stop = CancelFlag::new();
@@ -20,7 +24,7 @@ fn link() -> (BackgroundSender, LinkReader) {
     let mut sender = BackgroundSender::new(
         LinkReader::new(Arc::clone(&source), limits, stop.clone()).unwrap(),
         LinkWriter::new(source, stop.clone()).unwrap(),
-        &Bandwidth::unlimited(),
+        bandwidth,
     );
     let method = Compression::Always(CompressionMethod::Zstd);
     sender.set_compression(method, &Arc::new(CompressionCounters::default()));
@@ -59,4 +63,27 @@ fn nothing_is_compressed_while_the_guest_waits() {
     }
     thread::sleep(2 * RECENT);
     assert!(matches!(send(16), Frame::Compressed { .. }));
+}
+
+/// A frame is not sent at the line's rate, which others share.
+#[test]
+fn the_kernel_paces_precopy_with_a_limit() {
+    let bandwidth = Bandwidth::new(Some(50_000_000));
+    let (mut sender, _receiver) = limited_link(&bandwidth);
+    let stop = CancelFlag::new();
+    let mut pace = |sender: &mut BackgroundSender| {
+        sender.make_room(1 << 20, &stop).unwrap();
+        sender.kernel_pace
+    };
+    assert_eq!(pace(&mut sender), Some(50e6 * LIMIT_PACE_GAIN));
+    bandwidth.set(Some(20_000_000));
+    assert_eq!(pace(&mut sender), Some(20e6 * LIMIT_PACE_GAIN));
+    bandwidth.set(None);
+    assert_eq!(pace(&mut sender), None);
+    bandwidth.set(Some(50_000_000));
+    assert!(pace(&mut sender).is_some());
+    // The window's pace decides, which is none as long as the guest waits for no page.
+    sender.yield_to_urgent(UrgentActivity::new(), 1);
+    thread::sleep(SAMPLE_INTERVAL);
+    assert_eq!(pace(&mut sender), None);
 }
