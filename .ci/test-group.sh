@@ -12,7 +12,13 @@ case $CARGO_PKG_NAME in
 hikkoshi-engine) group=engine ;;
 hikkoshi-qemu) group=qemu ;;
 hikkoshi-lab | hikkoshi-vmm) group=lab ;;
-hikkoshi-tests) group=guests ;;
+hikkoshi-tests)
+    # Nodes of a cluster and a browser mostly wait, beside the tests that move guests.
+    case $(basename "$1") in
+    cluster-* | pages-*) group=lab ;;
+    *) group=guests ;;
+    esac
+    ;;
 *) group=others ;;
 esac
 

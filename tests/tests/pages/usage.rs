@@ -276,6 +276,54 @@ fn what_the_events_leave_out_is_fetched() {
     shown.assert_clean();
 }
 
+/// The moves of an evacuation are below its heading, and so are the guests that have none.
+#[test]
+fn an_evacuation_is_one_thing() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let mut records = ["web", "other"].map(|name| RecordedCase::new(name, Mode::Hybrid).record());
+    for (record, pid) in records.iter_mut().zip(4711..) {
+        record.source.pid = pid;
+    }
+    let feeds: Vec<_> = records
+        .iter()
+        .map(|recorded| Feed::new(&server, recorded, Side::Source))
+        .collect();
+    open(&shown, &server, &feeds.iter().collect::<Vec<_>>());
+    let guest = |stage: serde_json::Value, pid: Option<u32>| {
+        json!({
+            "at": { "qmp": "/run/a.qmp" }, "to": "vmhost2:7000", "attempts": 1, "stage": stage,
+            "pid": pid,
+        })
+    };
+    let stays = json!({ "stays": { "message": "it has a passed-through card" } });
+    let guests = json!({ "web": guest(json!("moving"), Some(4711)), "mail": guest(stays, None) });
+    let evacuation = json!({ "version": 1, "started_unix_ms": 1000, "guests": guests });
+    let headings = "[...document.querySelectorAll('nav h2')].map(e => e.textContent).join()";
+    server.send(&event("evacuation", &json!({ "evacuation": evacuation })));
+    shown.wait(
+        "the evacuation",
+        &format!("{headings} === 'Evacuation (0 of 2),In progress (1),Ended (0)'"),
+    );
+    let text = shown.browser.text("nav section").unwrap();
+    for part in [
+        "0 moved, 1 moving, 1 stays",
+        "web",
+        "mail",
+        "stays: it has a passed-through card",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("other"), "{text}");
+    shown.screenshot("live-evacuation");
+    server.send(&event("evacuation", &json!({})));
+    shown.wait(
+        "no evacuation",
+        &format!("{headings} === 'In progress (2),Ended (0)'"),
+    );
+    shown.assert_clean();
+}
+
 #[test]
 fn entries_that_cannot_be_read_are_named() {
     let server = EventServer::start();

@@ -36,9 +36,16 @@ hikkoshi.Evacuation = (() => {
       this.text = el("p", { class: "text" });
       this.bar = hikkoshi.dom.bar("running");
       this.moves = el("ul");
-      this.others = el("ul", { class: "unreadable" });
-      this.element = el("section", { "aria-label": "Evacuation", hidden: true },
-        this.heading, this.text, this.bar.element, this.moves, this.others);
+      this.others = el("ul", { class: "evacuated" });
+      this.element = el("section", { "aria-label": "Evacuation", hidden: true });
+    }
+
+    /** Without an evacuation there is no heading either. */
+    exist(exists) {
+      if (exists !== this.element.hidden) return;
+      this.element.hidden = !exists;
+      this.element.replaceChildren(
+        ...(exists ? [this.heading, this.text, this.bar.element, this.moves, this.others] : []));
     }
 
     /**
@@ -46,7 +53,7 @@ hikkoshi.Evacuation = (() => {
      * the evacuation, which are listed here.
      */
     update(data, migrations) {
-      this.element.hidden = !data;
+      this.exist(Boolean(data));
       if (!data) return [];
       const isOver = format.known(data.ended_unix_ms);
       const names = new Set([...(data.plan?.moves ?? []).map((move) => move.guest), ...Object.keys(data.guests)]);
@@ -71,7 +78,7 @@ hikkoshi.Evacuation = (() => {
       const time = format.known(data.started_unix_ms) ? ` · ${format.duration(elapsed)}` : "";
       setText(this.text, `${done}${time}${left}${planned(data.plan?.total_ms)}`);
       this.bar.element.toggleAttribute("hidden", isOver || !format.known(likely));
-      this.bar.set(elapsed / likely);
+      this.bar.set(format.known(likely) ? elapsed / likely : 0);
       this.showOthers(others);
       return own;
     }

@@ -71,7 +71,7 @@ fn the_kernel_paces_precopy_with_a_limit() {
     let bandwidth = Bandwidth::new(Some(50_000_000));
     let (mut sender, _receiver) = limited_link(&bandwidth);
     let stop = CancelFlag::new();
-    let mut pace = |sender: &mut BackgroundSender| {
+    let pace = |sender: &mut BackgroundSender| {
         sender.make_room(1 << 20, &stop).unwrap();
         sender.kernel_pace
     };

@@ -98,6 +98,7 @@ fn four_processors() {
 
 /// Pages of 2 MiB, requested in pieces.
 #[test]
+#[ignore = "others of its kind run in CI: make drills"]
 fn huge_pages() {
     let huge = |share| {
         let size = HugePageSize::Mib2;

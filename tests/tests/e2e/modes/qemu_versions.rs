@@ -6,6 +6,7 @@ use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{Guest, MigrationPlan, TestEnv, Transport};
 
 #[test]
+#[ignore = "the newest runs in CI: make matrix"]
 fn older_qemu_in_every_mode() {
     let env = TestEnv::new();
     let workload = Workload::verify(48)

@@ -210,6 +210,7 @@ fn no_room_for_a_journal_before_commit() {
 /// After *commit*, no step is taken that was not recorded; with free space the migration is
 /// resumed.
 #[test]
+#[ignore = "others of its kind run in CI: make drills"]
 fn no_room_for_a_journal_after_commit() {
     let env = TestEnv::new();
     let mounts = JournalMounts::new(&env);

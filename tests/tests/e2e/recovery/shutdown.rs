@@ -85,6 +85,7 @@ fn a_guest_that_powers_off_in_precopy_and_leaves_its_qemu() {
 /// A guest powers off in post-copy and leaves its QEMU: every page arrives, and it is not reported
 /// to run.
 #[test]
+#[ignore = "one that ends its QEMU runs in CI: make drills"]
 fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
     powers_off_and_leaves_its_qemu(|_| {});
 }
