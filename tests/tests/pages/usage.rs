@@ -314,6 +314,8 @@ fn an_evacuation_is_one_thing() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    // Its move is shown, and says more than the plan.
+    assert!(!text.contains("moves to"), "{text}");
     assert!(!text.contains("other"), "{text}");
     shown.screenshot("live-evacuation");
     server.send(&event("evacuation", &json!({})));

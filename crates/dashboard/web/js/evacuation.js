@@ -67,7 +67,7 @@ hikkoshi.Evacuation = (() => {
         const isOf = ({ data: { migration } }) => migration.side === "source" && migration.pid === guest?.pid;
         const migration = migrations.find(({ recordings }) => recordings.some(isOf));
         if (migration) own.push(migration);
-        if (!migration || stage !== "moved") others.push([name, text]);
+        if (!migration || (stage !== "moving" && stage !== "moved")) others.push([name, text]);
       }
       const all = Object.entries(counts).filter(([stage, count]) => count > 0 || stage === "moved");
       const done = all.map(([stage, count]) => `${count} ${stage}`).join(", ");
