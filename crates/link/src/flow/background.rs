@@ -35,9 +35,10 @@ const SAMPLE_INTERVAL: Duration = Duration::from_micros(50);
 /// for them.
 const ACKS_INTERVAL: Duration = Duration::from_millis(5);
 
-/// In pre-copy with a limit ([`Bandwidth`]): how much faster than the limit the kernel may send what
-/// it was given. Frames of up to 1 MiB would be sent at the line's rate otherwise, and what others
-/// send meanwhile, such as pages that another guest waits for, would queue behind a whole frame.
+/// In pre-copy with a limit ([`Bandwidth`]): how much faster than the limit the kernel may send
+/// what it was given. Frames of up to 1 MiB would be sent at the line's rate otherwise, and what
+/// others send meanwhile, such as pages that another guest waits for, would queue behind a whole
+/// frame.
 const LIMIT_PACE_GAIN: f64 = 1.25;
 
 /// The longest sleep between two reads.
