@@ -9,26 +9,11 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, use_pages};
+use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, timed, use_pages};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use hikkoshi_ept::{Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping, View};
-
-/// Times `work` in `rounds` rounds, each after `prepare`, which is not timed. Returns `rounds`
-/// times the median, so that rounds in which the machine was busy with other work do not count.
-fn timed(rounds: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Duration {
-    let mut times: Vec<Duration> = (0..rounds)
-        .map(|_| {
-            prepare();
-            let start = Instant::now();
-            work();
-            start.elapsed()
-        })
-        .collect();
-    times.sort_unstable();
-    times[times.len() / 2] * u32::try_from(rounds).unwrap()
-}
 
 fn take_all(guest: &Guest<Host>, expected: u64) {
     let mut pages = 0;

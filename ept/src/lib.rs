@@ -27,6 +27,8 @@
 //!   for one mapping, a chain for several. It takes 0.196 % of the memory of a guest that is mapped
 //!   once, and 16 bytes for each further mapping of a frame or superpage
 //!   ([`Guest::reverse_map_bytes`]).
+//! - **Memory slots** ([`MemorySlots`]) say where guest frames are in the hypervisor's address
+//!   space, by which a host takes memory back: [`Guest::unmap_host`], [`Guest::age_host`].
 //!
 //! # Dirty log
 //!
@@ -196,6 +198,7 @@ mod guest;
 mod host_memory;
 mod lookup;
 mod map;
+mod memory_slots;
 mod merge;
 mod merge_seqcount;
 mod processors;
@@ -224,6 +227,7 @@ pub use guest::{CreateError, Guest, ReverseMapBytes};
 pub use host_memory::{FrameAccess, FrameAllocator, HostMemory, Table};
 pub use lookup::Lookup;
 pub use map::{MapError, Mapping};
+pub use memory_slots::{MemorySlot, MemorySlots, SlotError};
 pub use merge::MergeError;
 pub use processors::Processors;
 pub use split::SplitError;

@@ -8,6 +8,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use hikkoshi_ept::{
     Capabilities, ENTRIES, Entry, ExitQualification, FrameAccess, FrameAllocator, Gfn, GfnRange,
@@ -66,6 +67,21 @@ unsafe impl FrameAccess for Host {
         // SAFETY: `allocate` exposed the address of a whole `Table` that is never freed.
         unsafe { &*std::ptr::with_exposed_provenance::<Table>(address) }
     }
+}
+
+/// Times `work` in `rounds` rounds, each after `prepare`, which is not timed. Returns `rounds`
+/// times the median, so that rounds in which the machine was busy with other work do not count.
+pub(crate) fn timed(rounds: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..rounds)
+        .map(|_| {
+            prepare();
+            let start = Instant::now();
+            work();
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2] * u32::try_from(rounds).unwrap()
 }
 
 /// Creates a guest of `pages`, all mapped by leaves up to `max_level`.
@@ -168,4 +184,25 @@ pub(crate) fn take_by_walking(guest: &Guest<Host>) -> u64 {
         found
     }
     walk(guest, guest.main_eptp().root(), Level::Root)
+}
+
+/// The baseline: writes every entry of every table that maps memory, to make it writable or not.
+pub(crate) fn protect_by_walking(guest: &Guest<Host>, writable: bool) {
+    fn walk(guest: &Guest<Host>, table: HostFrame, level: Level, writable: bool) {
+        for slot in guest.memory().table(table) {
+            let entry = Entry(slot.load(Ordering::Acquire));
+            if entry.is_leaf(level) {
+                // Bit 1: write access (SDM vol. 3C, "EPT Translation Mechanism").
+                let changed = match writable {
+                    true => Entry(entry.0 | 2),
+                    false => Entry(entry.0 & !2),
+                };
+                let _ =
+                    slot.compare_exchange(entry.0, changed.0, Ordering::AcqRel, Ordering::Relaxed);
+            } else if let Some(below) = level.below().filter(|_| entry.is_present()) {
+                walk(guest, entry.frame(), below, writable);
+            }
+        }
+    }
+    walk(guest, guest.main_eptp().root(), Level::Root, writable);
 }
