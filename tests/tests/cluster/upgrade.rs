@@ -18,9 +18,12 @@ fn is_upgraded(stage: Stage) {
     let laboratory = &held.laboratory;
     laboratory.wait_on("web", "n2");
     laboratory.assert_whole("web", 1);
-    laboratory.move_to("web", "n3");
-    laboratory.wait_on("web", "n3");
-    laboratory.assert_whole("web", 1);
+    // A guest that is held in post-copy would be held there in each of its moves.
+    if stage == Stage::Precopy {
+        laboratory.move_to("web", "n3");
+        laboratory.wait_on("web", "n3");
+        laboratory.assert_whole("web", 1);
+    }
     assert!(laboratory.cluster.power().fenced().is_empty());
 }
 
