@@ -167,9 +167,8 @@ fn machines() -> Vec<Row> {
         .both(|config| config.machine("pc-i440fx-11.1")),
         Row::new("SeaBIOS, VGA", of("pc-q35-10.0").device(Device::Vga)),
         Row::new("no disk", of("microvm,acpi=off")).without_disk(),
-        Row::new("virtio-mmio", of("microvm"))
-            .bus(DiskBus::VirtioMmio)
-            .sample(),
+        // Not in the sample: on a busy host its guest sometimes gets no interrupts from the start.
+        Row::new("virtio-mmio", of("microvm")).bus(DiskBus::VirtioMmio),
     ];
     let versions: [[QemuVersion; 2]; 6] = [
         [V7_2, V7_2],
