@@ -327,7 +327,7 @@ fn works_with_disk(config: VmConfig, bus: DiskBus) {
 }
 
 #[test]
-#[ignore = "it sometimes gets no interrupts on a busy host: part of `make matrix`"]
+#[ignore = "its disk sometimes never appears on a busy host: part of `make matrix`"]
 fn microvm() {
     works_with_disk(VmConfig::new().machine("microvm"), DiskBus::VirtioMmio);
 }

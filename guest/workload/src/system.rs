@@ -41,8 +41,6 @@ pub(crate) fn uptime() -> f64 {
 pub(crate) fn power_off() {
     // SAFETY: no memory is involved; the caller is the guest's first process.
     unsafe {
-        // What was printed last, such as the reason, would not reach the console otherwise.
-        libc::tcdrain(libc::STDOUT_FILENO);
         libc::sync();
         libc::reboot(libc::RB_POWER_OFF);
     }
