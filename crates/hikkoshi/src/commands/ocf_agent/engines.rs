@@ -17,6 +17,9 @@ use crate::args::Words;
 use crate::commands::own_executable;
 use crate::journal::{DestinationEntry, JournalEntry, SourceEntry};
 
+/// The file with the messages of the engine.
+const LOG: &str = "log";
+
 /// The end of an engine.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -54,14 +57,15 @@ impl Guest {
         self.file("starting").is_ok_and(|file| file.exists())
     }
 
-    /// Starts this program with these arguments, in a process group of its own.
-    fn spawn(&self, arguments: &[impl AsRef<OsStr>]) -> io::Result<Child> {
-        let mut log = OpenOptions::new();
-        let log = log
+    /// Starts this program with these arguments, in a process group of its own. It writes its
+    /// messages to that file of the agent.
+    pub(super) fn spawn(&self, log: &str, arguments: &[impl AsRef<OsStr>]) -> io::Result<Child> {
+        let mut options = OpenOptions::new();
+        let log = options
             .create(true)
             .append(true)
             .mode(0o600)
-            .open(self.file("log")?)?;
+            .open(self.file(log)?)?;
         // What it says of the last engine only.
         log.set_len(0)?;
         let mut command = own_executable::command();
@@ -119,7 +123,7 @@ impl Guest {
             words.push(more.program);
             words.extend(more.arguments);
         }
-        self.spawn(&words).map_err(|error| error.to_string())
+        self.spawn(LOG, &words).map_err(|error| error.to_string())
     }
 
     /// What the engine of the last move has written at its end.
@@ -169,7 +173,7 @@ impl Guest {
         }
         let path = journal.path.display();
         let words = [E::COMMAND.to_owned(), format!("--resume={path}")];
-        self.spawn(&words).map(Some)
+        self.spawn(LOG, &words).map(Some)
     }
 
     /// Whether a daemon runs with this run folder.
@@ -181,7 +185,7 @@ impl Guest {
     pub(super) fn restore(&self, journal: &Journal) -> io::Result<()> {
         let path = journal.path.display();
         let words = [SourceEntry::COMMAND.to_owned(), format!("--resume={path}")];
-        self.spawn(&words)?.wait().map(drop)
+        self.spawn(LOG, &words)?.wait().map(drop)
     }
 
     /// Gives up a migration to here, and waits for that. `lost`: also if the guest has run here.
@@ -195,7 +199,7 @@ impl Guest {
         if lost {
             words.push("--other-side-is-lost".to_owned());
         }
-        self.spawn(&words)?.wait().map(drop)
+        self.spawn(LOG, &words)?.wait().map(drop)
     }
 
     /// Ends pre-copy, or cancels the move: `switch` or `cancel`. What it answers, if it refuses.

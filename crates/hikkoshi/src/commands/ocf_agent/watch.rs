@@ -4,19 +4,16 @@
 //! destination. If the source's engine is killed then, a process that `migrate_to` has left behind
 //! resumes it.
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_handover::SourceStage;
-use std::os::unix::process::CommandExt;
 
 use super::answer::Answer;
 use super::deadline::Deadline;
 use super::drive::Drive;
 use super::guest::Guest;
 use super::state::State;
-use crate::commands::own_executable;
 use crate::output::streams;
 
 /// The action of the process that watches. Pacemaker does not know it.
@@ -35,14 +32,7 @@ pub(super) fn leave_behind(guest: &Guest) {
     if !is_owing(guest) {
         return;
     }
-    let mut watch = own_executable::command();
-    watch
-        .args(["ocf-agent", ACTION])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0);
-    if let Err(error) = watch.spawn() {
+    if let Err(error) = guest.spawn("watch.log", &["ocf-agent", ACTION]) {
         let error = Report::new(&error);
         streams::notice(&format!("watching the engine of the move: {error}"));
     }
