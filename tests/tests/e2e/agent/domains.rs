@@ -1,7 +1,7 @@
 //! Domains of libvirt are started, moved and stopped by the agent.
 
 use super::pacemaker::Pacemaker;
-use super::{FAILED, NOT_RUNNING, OK, PORT};
+use super::{Action, FAILED, NOT_RUNNING, OK, PORT};
 use crate::daemon::Daemon;
 use crate::libvirt::moved_domain::{LibvirtTest, assert_healthy};
 use hikkoshi_lab::Workload;
@@ -37,23 +37,19 @@ impl Node<'_> {
         let map = nodes
             .each_ref()
             .map(|node| format!("{}:{}", node.host.name(), node.host.address()));
-        let [_, ca, _, certificate, _, key] = &self.certificate;
         let mut command = self.host.command(hikkoshi());
-        command
-            .args(["ocf-agent", action])
-            .env("PATH", pacemaker.path())
-            .env("OCF_RESOURCE_INSTANCE", NAME)
-            .env("OCF_RESKEY_domain", &self.domain)
-            .env("OCF_RESKEY_folder", &self.run)
-            .env("OCF_RESKEY_address_map", map.join(" "))
-            .env("OCF_RESKEY_port", PORT.to_string())
-            .env("OCF_RESKEY_tls_ca", ca)
-            .env("OCF_RESKEY_tls_cert", certificate)
-            .env("OCF_RESKEY_tls_key", key)
-            .env("OCF_RESKEY_shutdown", "0")
-            .env("OCF_RESKEY_CRM_meta_on_node", self.host.name())
-            .env("OCF_RESKEY_CRM_meta_migrate_target", other.host.name())
-            .env("OCF_RESKEY_CRM_meta_timeout", (seconds * 1000).to_string());
+        Action {
+            name: action,
+            node: self.host.name(),
+            target: other.host.name(),
+            resource: NAME,
+            run: &self.run,
+            certificate: &self.certificate,
+            map: &map.join(" "),
+            timeout_s: seconds,
+        }
+        .set(&mut command, pacemaker);
+        command.env("OCF_RESKEY_domain", &self.domain);
         for (name, value) in parameters {
             command.env(format!("OCF_RESKEY_{name}"), value);
         }

@@ -51,6 +51,45 @@ struct Node {
     machines: std::cell::Cell<u32>,
 }
 
+/// An action, as Pacemaker calls it on a node.
+struct Action<'a> {
+    name: &'a str,
+    node: &'a str,
+    /// The node that the guest is moved to.
+    target: &'a str,
+    resource: &'a str,
+    run: &'a Path,
+    certificate: &'a [String; 6],
+    /// The addresses of the nodes.
+    map: &'a str,
+    timeout_s: u32,
+}
+
+impl Action<'_> {
+    /// Makes `command`, which starts hikkoshi, this action. Whether the guest is a template's or a
+    /// domain is not said.
+    fn set(&self, command: &mut Command, pacemaker: &Pacemaker) {
+        let [_, ca, _, certificate, _, key] = self.certificate;
+        command
+            .args(["ocf-agent", self.name])
+            .env("PATH", pacemaker.path())
+            .env("OCF_RESOURCE_INSTANCE", self.resource)
+            .env("OCF_RESKEY_folder", self.run)
+            .env("OCF_RESKEY_address_map", self.map)
+            .env("OCF_RESKEY_port", PORT.to_string())
+            .env("OCF_RESKEY_tls_ca", ca)
+            .env("OCF_RESKEY_tls_cert", certificate)
+            .env("OCF_RESKEY_tls_key", key)
+            .env("OCF_RESKEY_shutdown", "0")
+            .env("OCF_RESKEY_CRM_meta_on_node", self.node)
+            .env("OCF_RESKEY_CRM_meta_migrate_target", self.target)
+            .env(
+                "OCF_RESKEY_CRM_meta_timeout",
+                (u64::from(self.timeout_s) * 1000).to_string(),
+            );
+    }
+}
+
 /// What else an action is called with.
 #[derive(Clone, Copy, Default)]
 struct With<'a> {
@@ -118,26 +157,19 @@ impl Cluster {
         let map: Vec<_> = [node, other]
             .map(|node| format!("{}:{}", node.name, node.address))
             .into();
-        let [_, ca, _, certificate, _, key] = &node.certificate;
         let mut command = Command::new(hikkoshi());
-        command
-            .args(["ocf-agent", action])
-            .env("PATH", self.pacemaker.path())
-            .env("OCF_RESOURCE_INSTANCE", NAME)
-            .env("OCF_RESKEY_template", self.template(node))
-            .env("OCF_RESKEY_folder", &node.run)
-            .env("OCF_RESKEY_address_map", map.join(" "))
-            .env("OCF_RESKEY_port", PORT.to_string())
-            .env("OCF_RESKEY_tls_ca", ca)
-            .env("OCF_RESKEY_tls_cert", certificate)
-            .env("OCF_RESKEY_tls_key", key)
-            .env("OCF_RESKEY_shutdown", "0")
-            .env("OCF_RESKEY_CRM_meta_on_node", node.name)
-            .env("OCF_RESKEY_CRM_meta_migrate_target", other.name)
-            .env(
-                "OCF_RESKEY_CRM_meta_timeout",
-                (u64::from(with.timeout.unwrap_or(120)) * 1000).to_string(),
-            );
+        Action {
+            name: action,
+            node: node.name,
+            target: other.name,
+            resource: NAME,
+            run: &node.run,
+            certificate: &node.certificate,
+            map: &map.join(" "),
+            timeout_s: with.timeout.unwrap_or(120),
+        }
+        .set(&mut command, &self.pacemaker);
+        command.env("OCF_RESKEY_template", self.template(node));
         for (name, value) in with.parameters {
             command.env(format!("OCF_RESKEY_{name}"), value);
         }
