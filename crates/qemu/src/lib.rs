@@ -82,9 +82,10 @@
 //!                                   └─         RESUME
 //! ```
 //!
-//! Until commit, `cont` resumes the guest at the source and takes the images back. With
-//! `late-block-activate` at the destination they still belong to the source until then. The images
-//! of a guest that its owner had paused are released when it was handed over.
+//! Until commit, [`undo()`] resumes the guest at the source and takes the images back; the command
+//! `cont` of another program is refused from the save on (`disks/move_lock.rs`). With
+//! `late-block-activate` at the destination the images still belong to the source until then. The
+//! images of a guest that its owner had paused are released when it was handed over.
 //!
 //! Before the pause the guest is marked (`qmp/pause_mark.rs`): the state of a guest
 //! that has moved is `paused`, and it must not be moved a second time.
@@ -168,7 +169,7 @@ pub use process::exclusive_access::ExclusiveAccessError;
 pub use process::namespaces::{FindProcessError, NamespaceIdentity};
 pub use process::running::{RunningQemu, running_qemus};
 pub use qmp::pause_mark::MOVED_STATE;
-pub use qmp::{QmpListener, ResumeError};
+pub use qmp::{QmpListener, RESUME_BY_HAND, ResumeError};
 pub use ram::RamError;
 pub use ram::enough_memory::Overcommit;
 pub use ram::not_enough_memory::NotEnoughMemory;

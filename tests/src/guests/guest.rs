@@ -149,6 +149,9 @@ impl<'a> Guest<'a> {
             finished.number - 1,
             finished.number
         ));
+        // QEMU itself refuses to run a second copy.
+        let resumed = self.vm.cont();
+        assert!(resumed.is_err(), "the source runs the guest as well");
         assert_eq!(self.vm.status().unwrap(), "paused");
         assert_eq!(finished.destination.status().unwrap(), state);
         for vm in [&self.vm, &finished.destination] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hikkoshi_libvirt::{Domain, DomainError, resumed_owner};
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress, MonitorSocket};
-use hikkoshi_qemu::{MachineOwner, QemuIdentity};
+use hikkoshi_qemu::{MachineOwner, QemuIdentity, RESUME_BY_HAND};
 
 use crate::args::{DomainOptions, NamedGuest, Receive};
 use crate::commands::resume_command::quoted;
@@ -119,7 +119,7 @@ pub(crate) fn discard_received(address: &MonitorAddress, folder: &Path) {
 /// How a person resumes a guest that is paused at the source.
 pub(crate) fn resume_by_hand(address: &MonitorAddress) -> String {
     match address {
-        MonitorAddress::Socket(_) => "the QMP command 'cont'".to_owned(),
+        MonitorAddress::Socket(_) => RESUME_BY_HAND.to_owned(),
         MonitorAddress::Domain { uri, uuid, .. } => {
             format!(
                 "'virsh --connect {} resume {}'",

@@ -1,8 +1,8 @@
 //! Makes QEMU itself refuse what would harm a guest that is being moved, whichever program asks.
 //!
 //! A program that owns QEMU's monitor, as libvirt does, serves others too, and does not know of the
-//! move. QEMU refuses two things by means of a block node that no device uses, with an image of a
-//! format for which QEMU cannot migrate guests (vdi):
+//! move; nor does a person with another monitor. QEMU refuses two things by means of a block node
+//! that no device uses, with an image of a format for which QEMU cannot migrate guests (vdi):
 //!
 //! * From the beginning of the move: every migration of its own, and so also to save the guest to a
 //!   file, and snapshots of its memory. (`xen-save-devices-state`, which this crate uses, asks for

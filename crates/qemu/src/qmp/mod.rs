@@ -57,6 +57,6 @@ pub(crate) use lines::MAX_LINE;
 pub use listener::QmpListener;
 pub use message::{QmpEvent, Version};
 pub use monitor::Monitor;
-pub use resume_error::ResumeError;
+pub use resume_error::{RESUME_BY_HAND, ResumeError};
 pub use socket::MonitorSocket;
 pub use starting::wait_until_started;

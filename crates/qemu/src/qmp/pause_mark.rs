@@ -35,9 +35,9 @@ pub(crate) const STATE: &str = "paused by hikkoshi for a move";
 
 /// Advice for a marked guest that does not run.
 pub(crate) const ADVICE: &str = "it may run elsewhere: then never resume it here, but continue with the program that moved it. \
-     Resume it (QMP command 'cont') only if you know that it was not handed over. If it has run \
-     here since, and its owner has paused it again, remove the mark (QMP command 'object-del', id \
-     hikkoshi-paused)";
+     Resume it (QMP commands 'blockdev-del', node-name moved-by-hikkoshi, and 'cont') only if you \
+     know that it was not handed over. If it has run here since, and its owner has paused it again, \
+     remove the mark (QMP command 'object-del', id hikkoshi-paused)";
 
 /// What is shown as the state of a marked guest that has moved away.
 pub const MOVED_STATE: &str = "moved away by hikkoshi";

@@ -382,7 +382,7 @@ impl QemuSource {
     /// Begins to watch what others do to the guest, if they can use its monitor, and lets QEMU
     /// refuse what it can refuse. Only once.
     fn begin_move(&mut self) -> Result<(), QmpError> {
-        if self.move_lock.is_some() || !self.monitor.is_shared() {
+        if self.move_lock.is_some() {
             return Ok(());
         }
         self.monitor.watch_owner();

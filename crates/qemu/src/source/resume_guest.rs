@@ -69,10 +69,8 @@ pub(super) fn resume(
     announce: bool,
 ) -> Result<String, ResumeError> {
     let mut state = migration_status::run_state(client)?;
-    if monitor.is_shared() {
-        // Otherwise QEMU might refuse to run it.
-        move_lock::remove(client)?;
-    }
+    // Otherwise QEMU might refuse to run it.
+    move_lock::remove(client)?;
     if ran && !state.running {
         // Takes the images back, too.
         monitor.resume(client)?;

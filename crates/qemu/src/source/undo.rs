@@ -153,10 +153,7 @@ pub fn undo(
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
     // Also if it was killed before the guest was paused, or marked.
-    let node = match monitor.is_shared() {
-        true => move_lock::remove(client),
-        false => Ok(()),
-    };
+    let node = move_lock::remove(client);
     // The offer of the guest may have been interrupted.
     let marks = disks::remove_left_marks(client);
     let state = guest?;

@@ -1,5 +1,4 @@
-//! What QEMU refuses while a guest is moved whose monitor other programs use as well, with real
-//! QEMUs.
+//! What QEMU refuses while a guest is moved, whichever program asks, with real QEMUs.
 
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;

@@ -177,7 +177,9 @@ fn a_guest_that_its_owner_has_resumed_is_not_an_error() {
             let before = qemu.traces();
             let (identity, record) = kill_at(&qemu, step);
             assert_eq!(qemu.state(), "paused");
-            qemu.execute("cont", json!({}));
+            let refused = qemu.client().execute("cont", json!({}));
+            assert_eq!(refused.is_err(), step == "saved");
+            qemu.resume_by_hand();
             assert_eq!(qemu.state(), "running");
             assert_eq!(undone(&identity, &record), state("running"));
             assert_eq!(qemu.traces(), before);
@@ -283,7 +285,7 @@ fn a_run_after_a_killed_one_without_undo() {
         kill_at(&qemu, "saved");
         assert_eq!(qemu.state(), "paused");
         assert!(qemu.is_marked());
-        qemu.execute("cont", json!({}));
+        qemu.resume_by_hand();
         let mut source = qemu.source();
         source.start_dirty_log().unwrap();
         source.pause().unwrap();

@@ -323,6 +323,17 @@ impl Qemu {
         self.client().execute(command, arguments).unwrap()
     }
 
+    /// Resumes the guest at the source as a person does, who knows that it was not handed over:
+    /// by [`RESUME_BY_HAND`](hikkoshi_qemu::RESUME_BY_HAND).
+    pub(crate) fn resume_by_hand(&self) {
+        let node = "moved-by-hikkoshi";
+        assert!(hikkoshi_qemu::RESUME_BY_HAND.contains(node));
+        let mut client = self.client();
+        let deleted = client.execute("blockdev-del", json!({ "node-name": node }));
+        assert!(deleted.is_ok_and(|answer| answer == json!({})));
+        client.execute("cont", json!({})).unwrap();
+    }
+
     /// What the human monitor answers.
     pub(crate) fn human(&self, line: &str) -> String {
         let answer = self.execute("human-monitor-command", json!({ "command-line": line }));

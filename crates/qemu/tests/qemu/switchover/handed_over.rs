@@ -68,7 +68,9 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         again.leave();
         drop(again);
         assert_eq!(qemu.state(), "paused");
-        qemu.execute("cont", json!({}));
+        qemu.client().execute("cont", json!({})).unwrap_err();
+        assert_eq!(qemu.state(), "paused");
+        qemu.resume_by_hand();
         let mut again = taken_up();
         let error = Report::new(again.check_paused().unwrap_err()).to_string();
         assert!(
