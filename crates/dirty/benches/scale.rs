@@ -1,6 +1,7 @@
 //! What grows with the size of a guest, written or not: the log's start, take and stop, and the
 //! bitmap of pages, at 64 GiB, 256 GiB and 1 TiB: `cargo bench -p hikkoshi-dirty --bench scale`.
-//! Needs root and 2 GiB of memory: the guest's memory is a mapping of which little was touched.
+//! Needs root and 2 GiB of memory: the guest's memory is a mapping of which little was touched. And
+//! 8 GiB of memory that is all there, in pages of 4 KiB and in transparent huge pages.
 
 // The unsafe blocks are accesses to a mapping of this program. The results are printed.
 #![allow(unsafe_code)]
@@ -8,6 +9,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
@@ -34,14 +36,15 @@ struct Sparse {
 }
 
 impl Sparse {
-    fn new(bytes: u64) -> Self {
+    /// In pages of 4 KiB, or in huge pages as far as the kernel has some.
+    fn new(bytes: u64, pages: Advice) -> Self {
         let bytes = usize::try_from(bytes).unwrap();
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, flags) }.unwrap();
         // SAFETY: all of that mapping, which nothing uses yet.
-        unsafe { madvise(start, bytes, Advice::LinuxNoHugepage) }.unwrap();
+        unsafe { madvise(start, bytes, pages) }.unwrap();
         let start = NonNull::new(start.cast()).unwrap();
         Self { start, bytes }
     }
@@ -70,14 +73,21 @@ fn main() {
     );
     for gib in [64, 256, 1024] {
         println!("{gib} GiB:");
-        log(gib * GIB);
+        log(gib * GIB, TOUCHED, Advice::LinuxNoHugepage);
         bitmap(gib * GIB);
+    }
+    for (what, pages) in [
+        ("pages of 4 KiB", Advice::LinuxNoHugepage),
+        ("huge pages", Advice::LinuxHugepage),
+    ] {
+        println!("8 GiB, all of it there, {what}:");
+        log(8 * GIB, 8 * GIB / PAGE_BYTES, pages);
     }
 }
 
-fn log(bytes: u64) {
-    let memory = Sparse::new(bytes);
-    memory.write(TOUCHED);
+fn log(bytes: u64, touched: u64, pages: Advice) {
+    let memory = Sparse::new(bytes, pages);
+    memory.write(touched);
     let layout = RamLayout::new(vec![RamBlock::new("ram", bytes, PAGE_BYTES)]).unwrap();
     let hosts = [HostAddr(memory.start.as_ptr().expose_provenance() as u64)];
     let mut log = None;
@@ -91,21 +101,38 @@ fn log(bytes: u64) {
         },
     );
     println!("  start a log                  {start:?}");
-    let log = log.unwrap();
-    let take = |expected: u64| {
+    let log = &log.unwrap();
+    let take_part = |part| {
         let mut pages = 0;
-        log.take(layout.all(), &mut |run: PageRange| pages += run.len())
+        log.take(part, &mut |run: PageRange| pages += run.len())
             .unwrap();
+        pages
+    };
+    let take = |threads: u64, expected: u64| {
+        let all = layout.all();
+        let size = all.len() / threads;
+        let part = |nth| PageRange::from_len(Page::new(nth * size), size);
+        let pages: u64 = thread::scope(|scope| {
+            let started: Vec<_> = (0..threads)
+                .map(|nth| scope.spawn(move || take_part(part(nth))))
+                .collect();
+            started.into_iter().map(|it| it.join().unwrap()).sum()
+        });
         assert!(pages >= expected, "{pages}");
     };
-    take(0);
-    for (what, count) in [("* take, nothing written", 0), ("* take", WRITTEN)] {
+    take(1, 0);
+    for (what, threads, count) in [
+        ("* take, nothing written", 1, 0),
+        ("* the same, 2 threads", 2, 0),
+        ("* the same, 4 threads", 4, 0),
+        ("* take", 1, WRITTEN),
+    ] {
         let prepare = |(): &mut ()| {
             if count > 0 {
                 memory.write(count);
             }
         };
-        let time = median(&mut (), prepare, |()| take(count));
+        let time = median(&mut (), prepare, |()| take(threads, count));
         println!("  {what:<28} {time:?}");
     }
     let began = Instant::now();

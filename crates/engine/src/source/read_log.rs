@@ -10,8 +10,9 @@ use hikkoshi_pages::{PageRange, RamLayout};
 use crate::source::chunks::{self, chunk};
 use crate::source::error::SourceFailure;
 
-/// Threads that read the log at the same time, at most.
-const MAX_THREADS: u64 = 4;
+/// Threads that read the log at the same time, at most. Memory in pages of 4 KiB takes one thread a
+/// millisecond a GiB, in the downtime, so a large guest needs many.
+const MAX_THREADS: u64 = 32;
 
 /// The fewest pages that are worth a thread, 128 MiB: they are scanned in some 100 µs.
 const SMALLEST_PART: u64 = 32768;
