@@ -35,6 +35,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", default_value = "bench/results/latest.json")]
     pub json: PathBuf,
 
+    /// Continue the results in the file of --json: what it has is not measured again. Not for the
+    /// benches that have a word of --only for themselves
+    ///
+    /// Refused if they are of another revision or another host: no table mixes these.
+    #[arg(long)]
+    pub resume: bool,
+
     /// With "--only estimate": do not measure, but make the tables and plots of the results in FILE
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,

@@ -89,6 +89,21 @@ pub(crate) enum BenchError {
         /// All runs.
         total: usize,
     },
+    /// Results are of something else.
+    #[error(
+        "the results in {path} are of {what} {theirs}, and this is {ours}: they are not mixed (name \
+         another file with --json, or measure all of it without --resume)"
+    )]
+    Mixed {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        what: &'static str,
+        /// What the file has.
+        theirs: String,
+        /// What there is now.
+        ours: String,
+    },
     /// A file could not be read or written.
     #[error("{doing} {path}")]
     File {

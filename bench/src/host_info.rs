@@ -70,6 +70,33 @@ impl HostInfo {
 }
 
 impl HostInfo {
+    /// What is different at another time in what results depend on: its name, here and there. A
+    /// tree with changes is never the same.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let revision = |host: &Self| host.revision.clone();
+        if self.revision.ends_with("-dirty") {
+            return Some(("revision", revision(self), "another state".to_owned()));
+        }
+        [
+            ("revision", revision(self), revision(other)),
+            ("processor", self.processor.clone(), other.processor.clone()),
+            (
+                "a host with as many processors as",
+                self.cores.to_string(),
+                other.cores.to_string(),
+            ),
+            ("kernel", self.kernel.clone(), other.kernel.clone()),
+            ("QEMU", self.qemu.clone(), other.qemu.clone()),
+            (
+                "congestion control",
+                self.congestion.clone(),
+                other.congestion.clone(),
+            ),
+        ]
+        .into_iter()
+        .find(|(_, here, there)| here != there)
+    }
+
     /// The host in two lines, for a plot.
     pub(crate) fn in_two_lines(&self) -> [String; 2] {
         [
@@ -104,5 +131,39 @@ impl fmt::Display for HostInfo {
             self.congestion,
             self.revision
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_another_revision_or_host_are_different() {
+        let host = HostInfo {
+            date: "2026-11-30".to_owned(),
+            cores: 2,
+            processor: "a processor".to_owned(),
+            memory_mib: 24_000,
+            kernel: "6.18".to_owned(),
+            qemu: "QEMU 10.0".to_owned(),
+            congestion: "bbr".to_owned(),
+            revision: "53c92920".to_owned(),
+        };
+        let with = |change: fn(&mut HostInfo)| {
+            let mut other = host.clone();
+            change(&mut other);
+            other
+        };
+        assert_eq!(host.difference(&with(|it| it.date.clear())), None);
+        let other = with(|it| it.revision.push('1'));
+        let difference = host.difference(&other).unwrap();
+        assert_eq!(
+            difference,
+            ("revision", "53c92920".into(), "53c929201".into())
+        );
+        assert!(host.difference(&with(|it| it.cores = 4)).is_some());
+        let dirty = with(|it| it.revision.push_str("-dirty"));
+        assert!(dirty.difference(&dirty).is_some());
     }
 }

@@ -200,7 +200,7 @@ fn medians(all: impl Iterator<Item = Times>) -> FaultTimeline {
             times.sort_by(f64::total_cmp);
             Some(Step {
                 place,
-                what,
+                what: what.to_owned(),
                 median_us: *times.get(times.len() / 2)?,
                 p90_us: *times.get(times.len() * 9 / 10)?,
             })

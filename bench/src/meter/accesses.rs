@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use hikkoshi_lab::{ConsoleLine, GuestReport, Latency};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::time::seconds_between;
 
 /// Accesses of the guest in a span of time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Accesses {
     /// Accesses that took at least [`crate::plan::SLOW_US`].
     pub slow: u64,

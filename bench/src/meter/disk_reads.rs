@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use hikkoshi_account::Account;
 use hikkoshi_lab::{ConsoleLine, GuestReport};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What is measured of a disk.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct DiskOutcome {
     /// Bytes read a second before the migration.
     pub before: Option<f64>,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::time::seconds_between;
 
@@ -21,7 +21,7 @@ pub(crate) struct MigrationTimeline {
 }
 
 /// The longest times between two answers that follow each other, ms.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Gaps {
     /// Of all.
     pub longest: f64,

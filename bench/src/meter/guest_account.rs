@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use hikkoshi_lab::{ConsoleLine, GuestReport};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::time::seconds_between;
 
@@ -11,14 +11,14 @@ use super::time::seconds_between;
 const ROUNDING_MS: f64 = 2.0;
 
 /// The accounts of the intervals of a scan.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub(crate) struct GuestAccount {
     /// The intervals, in order.
     pub intervals: Vec<GuestInterval>,
 }
 
 /// An interval, of about [`crate::plan::REPORT_MS`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub(crate) struct GuestInterval {
     /// Its end, in seconds after the scan's begin.
     pub at: f64,

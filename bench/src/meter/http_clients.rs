@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::plan::{WEB_FILE_BYTES, WEB_FILES};
 
@@ -50,7 +50,7 @@ pub(crate) struct Responses {
 }
 
 /// Response times in a span of time, in ms.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Span {
     /// Answers to requests sent in the span.
     pub answers: usize,

@@ -24,7 +24,7 @@ pub(crate) struct MoveOutcome {
 }
 
 /// What the system that has performed a migration says of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(untagged)]
 pub(crate) enum OwnReport {
     /// Hikkoshi.

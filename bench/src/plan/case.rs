@@ -1,7 +1,7 @@
 //! One thing to measure: a network, a workload and a system.
 
 use hikkoshi_lab::Workload as GuestWorkload;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 use super::network::NetworkKind;
@@ -10,7 +10,7 @@ use super::variant::Variant;
 use super::workload::Workload;
 
 /// One thing to measure.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Case {
     /// The network between the hosts.
     #[serde(rename = "line")]

@@ -58,6 +58,13 @@ pub(super) fn all() -> Vec<Case> {
         let fill = [HikkoshiPostcopy, HikkoshiPrecopy].map(|system| (system, Plain));
         add(network, Workload::PrivateFill, 5, &fill);
     }
+    let postcopy = [HikkoshiPostcopy, QemuPreempt, HikkoshiHybrid, QemuPostcopy];
+    for network in [UNSHAPED, TEN] {
+        for (workload, rounds) in [(Workload::Scale, 5), (Workload::ScaleBusy, 3)] {
+            let systems = postcopy.map(|system| (system, Plain));
+            add(network, workload, rounds, &systems);
+        }
+    }
     let endless = [HikkoshiPrecopy, QemuPrecopy, QemuMultifd];
     add(
         ONE,

@@ -1,12 +1,12 @@
 //! The network between the two hosts.
 
 use hikkoshi_lab::RateLimit;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
 /// The network between the two hosts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) enum NetworkKind {
     /// TCP over the loopback device of one namespace.
     Loopback,

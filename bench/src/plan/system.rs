@@ -1,14 +1,14 @@
 //! The systems that move the guest.
 
 use hikkoshi_lab::QemuMigrationMode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Connections of QEMU's multifd: its default, and the number of processors of the first host
 /// measured on.
 const MULTIFD_CONNECTIONS: u32 = 2;
 
 /// A system, and its mode.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) enum System {
     /// Memory before the switchover.
     HikkoshiPrecopy,

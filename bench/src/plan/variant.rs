@@ -1,10 +1,10 @@
 //! hikkoshi with one policy disabled, or set to another value than the default.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The difference from the defaults.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) enum Variant {
     /// None.
     Plain,

@@ -1,7 +1,7 @@
 //! What the guest does, and what its memory is made of.
 
 use hikkoshi_lab::{Pattern, Ram, RamBackend, Workload as GuestWorkload};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 use super::network::NetworkKind;
@@ -11,6 +11,12 @@ use super::written::{WRITTEN_RAM_MIB, Written};
 pub(crate) const RAM_MIB: u64 = 1024;
 /// The memory that the virtual processor writes to, MiB.
 pub(crate) const WORKING_SET_MIB: u64 = 600;
+/// Memory of the large guest, MiB, and how much of it is written: 90 %.
+const SCALE_RAM_MIB: u64 = 8192;
+const SCALE_WRITTEN_MIB: u64 = 7200;
+/// Its processors, and how many of them write where several do.
+const SCALE_CPUS: u32 = 20;
+const SCALE_BUSY_CPUS: u32 = 4;
 /// An access counts as slow from this time on, µs: far above an undisturbed one (0.3 µs), and below
 /// the fastest fault.
 pub(crate) const SLOW_US: u64 = 20;
@@ -66,12 +72,16 @@ pub(crate) const WEB_FILE_BYTES: usize = 102_400;
 const WEB_RAM_MIB: u64 = 1536;
 
 /// What the guest does during the migration.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) enum Workload {
     /// Writes random pages as fast as it can, until all pages are received.
     Busy,
     /// Writes pages as fast as it can, with 90 % of the accesses to 10 % of them.
     Hotspot,
+    /// Writes random pages of 90 % of 8 GiB, private memory, as fast as one of 20 processors can.
+    Scale,
+    /// The same with four processors, all of which write.
+    ScaleBusy,
     /// Writes random pages as fast as it can, in private memory (`-m` alone) at both sides.
     Private,
     /// Fills private memory, at both sides ([`Workload::Fill`]).
@@ -166,6 +176,8 @@ impl Workload {
             match self {
                 Self::Busy | Self::Private | Self::Endless | Self::Huge => dirty,
                 Self::Hotspot => dirty.pattern(Pattern::Hotspot),
+                Self::Scale => GuestWorkload::dirty(SCALE_WRITTEN_MIB),
+                Self::ScaleBusy => GuestWorkload::dirty(SCALE_WRITTEN_MIB).threads(SCALE_BUSY_CPUS),
                 Self::Paced(rate) | Self::PrivatePaced(rate) => dirty.rate(rate),
                 Self::Fill | Self::PrivateFill => dirty.rate(1),
                 Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
@@ -200,6 +212,15 @@ impl Workload {
         workload
             .option("slow_us", self.slow_us())
             .option("every_ms", REPORT_MS)
+    }
+
+    /// The guest's processors.
+    pub(crate) fn cpus(self) -> u32 {
+        match self {
+            Self::Scale => SCALE_CPUS,
+            Self::ScaleBusy => SCALE_BUSY_CPUS,
+            _ => 1,
+        }
     }
 
     /// Whether the guest has a network card.
@@ -246,6 +267,7 @@ impl Workload {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
             Self::Written(_) => Ram::shared(WRITTEN_RAM_MIB),
+            Self::Scale | Self::ScaleBusy => Ram::new(RamBackend::Default, SCALE_RAM_MIB),
             Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
                 Ram::new(RamBackend::Default, RAM_MIB)
             }
@@ -258,6 +280,8 @@ impl Workload {
         match self {
             Self::Busy => "busy",
             Self::Hotspot => "hotspot",
+            Self::Scale => "scale",
+            Self::ScaleBusy => "scale-4",
             Self::Private => "private",
             Self::PrivateFill => "private-fill",
             Self::Huge => "huge",
@@ -286,6 +310,13 @@ impl Workload {
         match self {
             Self::Busy => "busy: random writes at full speed".to_owned(),
             Self::Hotspot => "hotspot: as busy, 90 % of the writes to 10 % of the pages".to_owned(),
+            Self::Scale => format!(
+                "scale: {SCALE_CPUS} processors, {SCALE_RAM_MIB} MiB of private memory; one writes \
+                 {SCALE_WRITTEN_MIB} MiB at random at full speed"
+            ),
+            Self::ScaleBusy => {
+                format!("scale-4: as scale, {SCALE_BUSY_CPUS} processors, all of which write")
+            }
             Self::Private => "private: as busy, private memory".to_owned(),
             Self::PrivateFill => "private-fill: as fill, private memory".to_owned(),
             Self::Huge => "huge: as busy, host pages of 2 MiB".to_owned(),

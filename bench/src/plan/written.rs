@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hikkoshi_lab::{Pattern, Workload as GuestWorkload};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The guest's memory, MiB. By default the log is taken in ranges of 2 MiB, so in
 /// [`DEFAULT_RANGES`].
@@ -16,7 +16,7 @@ const WRITTEN_MIB: u64 = 160;
 const PAGES_PER_SECOND: u64 = 28_800;
 
 /// A guest that writes pages while it is moved over a network of 1 Gbit/s.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Written {
     /// The nano guest under KVM, instead of Linux under TCG.
     pub nano: bool,

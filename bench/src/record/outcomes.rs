@@ -1,11 +1,11 @@
 //! What is measured of a scan, and of a guest's clients.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::meter::{Gaps, GuestAccount, Span};
 
 /// The result of a scan.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct ScanOutcome {
     /// From the command to the end, by the guest's clock, ms.
     pub ms: f64,
@@ -28,7 +28,7 @@ impl ScanOutcome {
 }
 
 /// The clients' response times during a migration.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct WebOutcome {
     /// Before the migration.
     pub before: Option<Span>,
@@ -57,7 +57,7 @@ pub(crate) struct WebOutcome {
 }
 
 /// What two clients noticed of a migration.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct ClientsOutcome {
     /// Requests over TCP, all answered.
     pub requests: usize,

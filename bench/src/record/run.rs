@@ -1,7 +1,7 @@
 //! One run of a case: what was measured.
 
 use hikkoshi_lab::Slow;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 use super::timeline::FaultTimeline;
@@ -10,7 +10,7 @@ use crate::mover::{MoveOutcome, OwnReport};
 use crate::plan::Case;
 
 /// The results of one run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Run {
     /// `LINE/WORKLOAD/SYSTEM[/VARIANT]`.
     pub label: String,
@@ -74,7 +74,7 @@ pub(crate) struct Cost {
 }
 
 /// Values over time, in seconds from the switchover.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Series {
     /// When the last page was received.
     pub ended: f64,
@@ -85,7 +85,7 @@ pub(crate) struct Series {
 }
 
 /// Slow accesses between the switchover and the end, as the guest counted them.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct SlowAccesses {
     /// How many.
     pub count: u64,

@@ -1,9 +1,9 @@
 //! The timeline of a page fault.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The steps of an asynchronous page fault, in the order of their medians.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct FaultTimeline {
     /// Faults of which every step is known.
     pub faults: usize,
@@ -12,12 +12,12 @@ pub(crate) struct FaultTimeline {
 }
 
 /// A step.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Step {
     /// Where it takes place.
     pub place: Place,
     /// What happens.
-    pub what: &'static str,
+    pub what: String,
     /// How long after the first step, µs: the median.
     pub median_us: f64,
     /// Nine of ten took at most this, µs.
@@ -25,7 +25,7 @@ pub(crate) struct Step {
 }
 
 /// Where a step takes place.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 pub(crate) enum Place {
     /// The guest.
     Guest,

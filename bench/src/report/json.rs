@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::goals::goals;
@@ -10,7 +11,7 @@ use super::write_file;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
-use crate::plan::{NetworkKind, Plan, RAM_MIB, REPORT_MS, SLOW_US, WORKING_SET_MIB};
+use crate::plan::{Case, NetworkKind, Plan, RAM_MIB, REPORT_MS, SLOW_US, WORKING_SET_MIB};
 use crate::record::Run;
 
 /// The JSON file with all results.
@@ -24,10 +25,11 @@ pub(crate) struct ResultFile {
 }
 
 impl ResultFile {
-    /// Writes the file before the first run.
+    /// Writes the file before the first run, or reads it, to continue it.
     ///
     /// # Errors
-    /// When the file cannot be written: better now than after an hour.
+    /// When the file cannot be written: better now than after an hour. When it is of another
+    /// revision or host than this one.
     pub(crate) fn begin(args: &Args, plan: &Plan) -> Result<Self, BenchError> {
         let mut networks: Vec<NetworkKind> = Vec::new();
         for case in &plan.cases {
@@ -36,9 +38,14 @@ impl ResultFile {
             }
         }
         let networks: Vec<_> = networks.into_iter().map(network).collect();
+        let host = HostInfo::collect(args.congestion.as_deref());
+        let runs = match args.resume {
+            true => earlier_runs(&args.json, &host)?,
+            false => Vec::new(),
+        };
         let file = Self {
-            host: HostInfo::collect(args.congestion.as_deref()),
-            runs: Vec::new(),
+            host,
+            runs,
             setup: json!({
                 "guest": {
                     "ram_mib": RAM_MIB,
@@ -66,6 +73,13 @@ impl ResultFile {
         Ok(file)
     }
 
+    /// Whether a case was measured in this round.
+    pub(crate) fn has(&self, round: u32, case: &Case) -> bool {
+        let label = case.to_string();
+        let mut runs = self.runs.iter();
+        runs.any(|run| run.failure.is_none() && run.round == round && run.label == label)
+    }
+
     /// Writes the results so far.
     ///
     /// # Errors
@@ -79,6 +93,37 @@ impl ResultFile {
             "runs": self.runs,
         });
         write_file(path, &format!("{value:#}\n"))
+    }
+}
+
+/// The successful runs in a file of results, which must be of this host.
+fn earlier_runs(path: &Path, host: &HostInfo) -> Result<Vec<Run>, BenchError> {
+    #[derive(Deserialize)]
+    struct Earlier {
+        machine: HostInfo,
+        runs: Vec<Run>,
+    }
+    let file = |doing| {
+        move |source| BenchError::File {
+            doing,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let text = std::fs::read(path).map_err(file("reading the results in"))?;
+    let earlier: Earlier = serde_json::from_slice(&text)
+        .map_err(|error| file("reading the results in")(error.into()))?;
+    match earlier.machine.difference(host) {
+        Some((what, theirs, ours)) => Err(BenchError::Mixed {
+            path: path.to_owned(),
+            what,
+            theirs,
+            ours,
+        }),
+        None => {
+            let good = earlier.runs.into_iter();
+            Ok(good.filter(|run| run.failure.is_none()).collect())
+        }
     }
 }
 

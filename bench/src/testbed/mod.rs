@@ -43,6 +43,7 @@ impl Testbed {
         let lab = Lab::new()?;
         let config = VmConfig::new()
             .ram(case.workload.ram())
+            .cpus(case.workload.cpus())
             .workload(case.guest_workload());
         let config = match case.workload.is_nano() {
             true => config.kvm().nano().arguments(NANO_PROCESSOR),

@@ -22,7 +22,12 @@ pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
         }
     }
     for network in networks {
-        for workload in [Workload::Busy, Workload::Huge] {
+        for workload in [
+            Workload::Busy,
+            Workload::Huge,
+            Workload::Scale,
+            Workload::ScaleBusy,
+        ] {
             charts.extend(
                 faults(&good, network, workload)
                     .map(|c| (format!("faults-{workload}-{network}.svg"), c)),

@@ -127,7 +127,7 @@ mod tests {
     fn each_step_is_a_dot_on_the_line_of_its_place() {
         let step = |place, median_us| Step {
             place,
-            what: "something",
+            what: "something".to_owned(),
             median_us,
             p90_us: median_us,
         };
