@@ -6,7 +6,7 @@ use crate::libvirt::at_once::HeldCreation;
 use crate::libvirt::moved_domain::{LibvirtTest, assert_healthy};
 use hikkoshi_lab::Workload;
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
-use hikkoshi_tests::{CertificateAuthority, Program, assert_command_refused, hikkoshi};
+use hikkoshi_tests::{CertificateAuthority, Program, TestEnv, assert_command_refused, hikkoshi};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -27,6 +27,19 @@ fn migrate_domain(name: &str, host: &LibvirtHost, journal: &Path, more: &[&str])
     command.args(["migrate", "--domain", name, "--journal"]);
     command.arg(journal).args(more);
     command
+}
+
+/// A daemon on that host that admits the certificate of "source.example" for all domains, with the
+/// options of that certificate.
+fn admitting_daemon(env: &TestEnv, host: &LibvirtHost, run: &Path) -> (Daemon, [String; 6]) {
+    let authority = CertificateAuthority::new(env.folder());
+    let rules = env.folder().join("admit");
+    fs::write(&rules, "source.example * --connect qemu:///system\n").unwrap();
+    let certificate = authority.issue(host.address());
+    let certificate = certificate.each_ref().map(String::as_str);
+    let more = [&certificate[..], &["--admit", rules.to_str().unwrap()]].concat();
+    let daemon = daemon_on(host, run, &more);
+    (daemon, authority.issue("source.example"))
 }
 
 /// The invitation of the host's daemon for a domain, under this name.
@@ -87,15 +100,8 @@ fn a_domain_is_received_by_a_daemon() {
 
     let [from, to] = served.hosts();
     let run = env.folder().join("run-back");
-    let authority = CertificateAuthority::new(env.folder());
-    let rules = env.folder().join("admit");
-    fs::write(&rules, "source.example * --connect qemu:///system\n").unwrap();
-    let certificate = authority.issue(to.address());
-    let certificate = certificate.each_ref().map(String::as_str);
-    let more = [&certificate[..], &["--admit", rules.to_str().unwrap()]].concat();
-    let daemon = daemon_on(to, &run, &more);
+    let (daemon, source) = admitting_daemon(env, to, &run);
     let address = format!("{}:7100", to.address());
-    let source = authority.issue("source.example");
     let source = source.each_ref().map(String::as_str);
     let named = |name| [&[address.as_str(), "--name", name][..], &source].concat();
     // Admitted for another name than the domain has.
@@ -108,6 +114,37 @@ fn a_domain_is_received_by_a_daemon() {
     daemon.program.wait_stderr("guest guest: received");
     served.assert_arrived();
     served.end();
+}
+
+/// All domains of a host are moved by one command, without their names.
+#[test]
+#[ignore = "two hosts with libvirt: make test-daemon"]
+fn a_host_with_domains_is_evacuated() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let env = &test.env;
+    let [from, to] = test.hosts();
+    let domains = ["first", "second"].map(|name| {
+        let workload = Workload::verify(16).option("every_ms", 200);
+        Domain::boot(&test.hosts, DomainConfig::new(name, workload)).unwrap()
+    });
+    let (daemon, source) = admitting_daemon(env, to, &env.folder().join("run"));
+    let mut command = from.command(hikkoshi());
+    let address = format!("{}:7100", to.address());
+    command.args(["evacuate", "--all", "--connect", "qemu:///system"]);
+    command.args(["--to", &address, "--line", "1Gbit", "--seconds", "0.5"]);
+    command.arg("--journal").arg(env.folder().join("source"));
+    command.args(source);
+    let moved = Program::start("evacuate", command).wait();
+    moved.assert(0, &[]);
+    let summary = "2 of 2 guests have moved";
+    assert!(moved.stdout.contains(summary), "{moved:?}");
+    for domain in &domains {
+        assert_healthy(domain, to);
+        assert_eq!(from.state(domain.name()).unwrap(), "absent");
+    }
+    daemon.wait_nothing_left();
 }
 
 /// libvirt creates the second domain while it still creates the first one.

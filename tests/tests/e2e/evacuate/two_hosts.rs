@@ -30,6 +30,16 @@ fn two_guests_go_to_two_hosts() {
     let mut expected: Vec<_> = addresses.iter().map(|it| (*it).to_owned()).collect();
     expected.sort_unstable();
     assert_eq!(to(&plan), expected, "{plan}");
+    // A limit that is too low for a deadline: it says what would help.
+    let late = ["--within", "30s", "--bandwidth", "1M", "--plan"];
+    let late = run(evacuation.command(&addresses, &late), 1);
+    let not_met = "deadline     30.0 s: not met";
+    assert!(late.stdout.contains(not_met), "{late:?}");
+    let within = &evacuation.plan()["within"];
+    assert_eq!(within["met"], "no", "{within}");
+    let changes = within["changes"].as_array().unwrap();
+    let no_limit = |it: &Value| it["change"].as_str().unwrap().contains("limit");
+    assert!(changes.iter().any(no_limit), "{within}");
     for guest in evacuation.guests.values() {
         assert_eq!(guest.source.status().unwrap(), "running");
     }
