@@ -62,6 +62,7 @@ pub(crate) const SCRIPTS: &[(&str, &str)] = &[
 /// Scripts of the live page only, after the others.
 const LIVE_SCRIPTS: &[(&str, &str)] = &[
     file!("js/evacuation.js"),
+    file!("js/hosts.js"),
     file!("js/list.js"),
     file!("js/live.js"),
 ];

@@ -326,6 +326,59 @@ fn an_evacuation_is_one_thing() {
     shown.assert_clean();
 }
 
+/// Other hosts are below the migrations of this one, each with its own.
+#[test]
+fn other_hosts_are_listed() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let recorded = RecordedCase::new("web", Mode::Hybrid).record();
+    let feed = Feed::new(&server, &recorded, Side::Source);
+    open(&shown, &server, &[&feed]);
+    let migration = |guest: &str, state: serde_json::Value| {
+        json!({ "running": true, "answers": true, "state": state,
+            "migration": { "guest": guest, "side": "destination", "peer": "vmhost1" } })
+    };
+    let state = json!({ "phase": "postcopy", "done_pages": 250, "total_pages": 1000 });
+    let hostile = "<img src=x onerror=alert(1)>";
+    let status = json!({
+        "host": { "memory": { "available_bytes": 3_u64 << 30, "total_bytes": 8_u64 << 30 },
+            "processors": { "load": [0.5, 0, 0], "online": 8 } },
+        "guests": [{ "name": "db", "state": "arriving" }], "other_guests": 2,
+        "migrations": [migration("db", state), migration(hostile, json!(null))],
+    });
+    let says = |asked: &str, status: serde_json::Value, error: serde_json::Value| {
+        let host = json!({ "asked": asked, "status": status, "error": error });
+        server.send(&event("host", &json!({ "host": host })));
+    };
+    says("vmhost2", status, json!(null));
+    says("vmhost3", json!(null), json!("the connection failed"));
+    shown.wait(
+        "both hosts",
+        "document.querySelectorAll('.hosts > li').length === 2",
+    );
+    let text = shown
+        .browser
+        .text("nav section[aria-label='Other hosts']")
+        .unwrap();
+    for part in [
+        "Other hosts (2)",
+        "3 guests · 3 GiB of 8 GiB free · load 0.50 of 8",
+        "arrives (vmhost1) · Post-copy · 25.0 %",
+        hostile,
+        "no answer: the connection failed",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    shown.screenshot("live-hosts");
+    // Each answer replaces the one before.
+    says("vmhost2", json!(null), json!("it has ended"));
+    shown.wait(
+        "the new answer",
+        "document.querySelectorAll('.hosts .bad').length === 2",
+    );
+    shown.assert_clean();
+}
+
 #[test]
 fn entries_that_cannot_be_read_are_named() {
     let server = EventServer::start();

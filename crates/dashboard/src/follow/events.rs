@@ -6,6 +6,7 @@ use bytes::Bytes;
 use hikkoshi_status::{Evacuation, Recording, StatusRecord};
 use serde::Serialize;
 
+use super::hosts::OtherHost;
 use super::subscription::Event;
 
 /// The data of an event.
@@ -22,6 +23,8 @@ struct Data<'a> {
     text: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     evacuation: Option<&'a Evacuation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<&'a OtherHost>,
 }
 
 /// What happened.
@@ -85,6 +88,19 @@ pub(super) fn evacuation_event(evacuation: Option<&Evacuation>) -> Event {
         ..Data::default()
     };
     Event::of_text(text("evacuation", &data))
+}
+
+/// What another host has answered.
+pub(super) fn host_event(host: &OtherHost) -> Event {
+    let data = Data {
+        host: Some(host),
+        ..Data::default()
+    };
+    Event {
+        // Entries have no spaces.
+        state_of: Some(format!("host {}", host.asked).into()),
+        text: text("host", &data),
+    }
 }
 
 /// Everything that was known was sent.

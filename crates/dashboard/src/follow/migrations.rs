@@ -7,7 +7,10 @@ use std::time::{Instant, SystemTime};
 use hikkoshi_account::Side;
 use hikkoshi_status::{Continued, Evacuation, Recording, StatusRecord};
 
-use super::events::{all_sent_event, evacuation_event, gone_event, lost_event, status_event};
+use super::events::{
+    all_sent_event, evacuation_event, gone_event, host_event, lost_event, status_event,
+};
+use super::hosts::OtherHost;
 use super::known::{Known, Whole};
 use super::subscription::{Event, Queue, Subscription};
 
@@ -43,6 +46,8 @@ struct State {
     is_listed: bool,
     folder_problem: Option<String>,
     evacuation: Option<Evacuation>,
+    /// In the order in which they have answered first.
+    hosts: Vec<OtherHost>,
 }
 
 /// What is known, to look at.
@@ -58,6 +63,8 @@ pub(crate) struct View<'a> {
     pub(crate) folder_is_readable: bool,
     /// The evacuation of this host.
     pub(crate) evacuation: Option<&'a Evacuation>,
+    /// Other hosts.
+    pub(crate) hosts: &'a [OtherHost],
 }
 
 impl Migrations {
@@ -94,6 +101,7 @@ impl Migrations {
             subscribers: state.subscribers.len(),
             folder_is_readable: state.folder_problem.is_none(),
             evacuation: state.evacuation.as_ref(),
+            hosts: &state.hosts,
         })
     }
 
@@ -127,6 +135,7 @@ impl Migrations {
         if state.evacuation.is_some() {
             events.push(evacuation_event(state.evacuation.as_ref()));
         }
+        events.extend(state.hosts.iter().map(host_event));
         events.push(all_sent_event());
         let queue = Arc::new(Queue::default());
         queue.begin(events);
@@ -152,6 +161,30 @@ impl Migrations {
             state.publish(&evacuation_event(evacuation.as_ref()));
             state.evacuation = evacuation;
         }
+    }
+
+    /// Another host has answered, or has not.
+    pub(super) fn set_host(&self, host: OtherHost) {
+        let mut state = self.lock();
+        state.publish(&host_event(&host));
+        let known = state.hosts.iter_mut().find(|it| it.asked == host.asked);
+        match known {
+            Some(known) => *known = host,
+            None => state.hosts.push(host),
+        }
+    }
+
+    /// Nothing more is known about other hosts.
+    pub(super) fn lose_hosts(&self, why: &str) {
+        tracing::warn!(why, "the other hosts are not asked any more");
+        let mut state = self.lock();
+        let mut hosts = std::mem::take(&mut state.hosts);
+        for host in &mut hosts {
+            host.status = None;
+            host.error = Some(why.to_owned());
+            state.publish(&host_event(host));
+        }
+        state.hosts = hosts;
     }
 
     /// A socket is in the folder. Returns whether the caller must follow it, and report the end of

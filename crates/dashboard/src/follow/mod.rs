@@ -8,9 +8,12 @@
 //! If an engine has resumed what another one had begun, its recording is joined to that one's, here
 //! and nowhere else: the page, the reports and the metrics get joined recordings.
 //!
+//! Of other hosts, a thread reads what a process of its own prints that asks them.
+//!
 //! Nothing is written to the folder, and nothing is sent to an engine.
 
 mod events;
+pub(crate) mod hosts;
 mod known;
 mod migrations;
 mod subscription;

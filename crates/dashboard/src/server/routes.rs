@@ -97,6 +97,7 @@ impl Routes {
             }
             "/api/migrations" => self.list(),
             "/api/evacuation" => self.evacuation(),
+            "/api/hosts" => self.hosts(),
             path => {
                 let asset = asset(path)?;
                 ok(asset.content_type, asset.bytes)
@@ -120,6 +121,11 @@ impl Routes {
     /// `null`: there is none.
     fn evacuation(&self) -> Answer {
         let look = |view: View<'_>| serde_json::to_vec(&view.evacuation).unwrap_or_default();
+        ok(JSON, self.migrations.view(look))
+    }
+
+    fn hosts(&self) -> Answer {
+        let look = |view: View<'_>| serde_json::to_vec(view.hosts).unwrap_or_default();
         ok(JSON, self.migrations.view(look))
     }
 

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::limits::Limits;
 use super::listen::{AsyncListener, Listen, Listener, Stream};
 use super::routes::Routes;
 use super::write_timeout::WriteTimeout;
-use crate::follow::{FolderWatch, Migrations};
+use crate::follow::{self, FolderWatch, Migrations};
 
 /// The longest head of a request, in bytes; also how much of a response is collected for one write.
 const BUFFER: usize = 16 << 10;
@@ -126,11 +126,17 @@ impl Server {
         }
     }
 
-    /// Serves what is in the status folder, until `cancel` is set.
+    /// Serves what is in the status folder, until `cancel` is set. `hosts`: what `hikkoshi status
+    /// --host --watch --json` prints about other hosts, which are shown, too.
     ///
     /// # Errors
     /// If it cannot begin.
-    pub fn run(self, folder: StatusFolder, cancel: &CancelFlag) -> Result<(), RunError> {
+    pub fn run(
+        self,
+        folder: StatusFolder,
+        hosts: Option<Box<dyn Read + Send>>,
+        cancel: &CancelFlag,
+    ) -> Result<(), RunError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -141,6 +147,10 @@ impl Server {
         let migrations = Migrations::new(&self.options.reasons);
         let watch = FolderWatch::start(folder, migrations.clone());
         let _watch = watch.map_err(RunError::starting("thread that watches the status folder"))?;
+        if let Some(hosts) = hosts {
+            let followed = follow::hosts::follow(hosts, migrations.clone());
+            followed.map_err(RunError::starting("thread that reads of other hosts"))?;
+        }
         let routes = Arc::new(Routes {
             migrations,
             allowed_hosts: self.options.allowed_hosts,

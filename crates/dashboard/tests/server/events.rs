@@ -1,14 +1,17 @@
 //! `/events`: what readers get, and in which order.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use hikkoshi_account::{Map, Side};
 use hikkoshi_dashboard::Limits;
 use hikkoshi_status::{
-    EVACUATION_VERSION, EvacuatedGuest, Evacuation, EvacuationStage, ReachedBy, Recording,
-    StatusRecord,
+    EVACUATION_VERSION, EvacuatedGuest, Evacuation, EvacuationStage, HOST_VERSION, HostFacts,
+    HostStatus, ReachedBy, Recording, StatusRecord,
 };
+use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::engine::Engine;
@@ -165,6 +168,53 @@ fn an_evacuation_is_an_event_and_can_be_fetched() {
         early.event(),
         ("evacuation".to_owned(), serde_json::json!({}))
     );
+}
+
+#[test]
+fn other_hosts_are_events_and_can_be_fetched() {
+    let (mut asking, hosts) = UnixStream::pair().unwrap();
+    let server = RunningServer::with_hosts(hosts);
+    let mut early = Client::events(server.address);
+    let status = HostStatus {
+        version: HOST_VERSION,
+        host: HostFacts::read("0.1.0").unwrap(),
+        guests: Vec::new(),
+        other_guests: 2,
+        limits: None,
+        migrations: Vec::new(),
+        problems: Vec::new(),
+    };
+    let mut say = |status: Option<&HostStatus>, error: Option<&str>, migrations: &[Value]| {
+        let host = json!({ "version": 1, "asked": "vmhost2", "status": status, "error": error,
+            "migrations": migrations.len() });
+        for line in [&host].into_iter().chain(migrations) {
+            writeln!(asking, "{line}").unwrap();
+        }
+    };
+    let migration = json!({ "name": "source-1-ff" });
+    say(Some(&status), None, std::slice::from_ref(&migration));
+    let (kind, data) = early.event();
+    assert_eq!(kind, "host");
+    let with_migrations = HostStatus {
+        migrations: vec![migration],
+        ..status
+    };
+    let expected = json!({ "asked": "vmhost2", "status": with_migrations, "error": null });
+    assert_eq!(data["host"], expected);
+    // One that comes later gets it, too.
+    let mut late = Client::events(server.address);
+    assert_eq!(late.event(), ("host".to_owned(), data));
+    let fetched = server.get("/api/hosts").body;
+    let fetched: Value = serde_json::from_str(&fetched).unwrap();
+    assert_eq!(fetched, json!([expected]));
+    say(None, Some("no answer"), &[]);
+    assert_eq!(early.event().1["host"]["error"], "no answer");
+    drop(asking);
+    let (_, data) = early.event();
+    let why = data["host"]["error"].as_str().unwrap();
+    assert!(why.contains("has ended"), "{why}");
+    // The server does not depend on it.
+    assert_eq!(server.get("/api/migrations").body, "[]");
 }
 
 /// The file of a killed engine stays when its socket is gone, and is read by another dashboard.

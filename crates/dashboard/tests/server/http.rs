@@ -199,7 +199,7 @@ fn a_unix_socket_is_served() {
     let cancel = CancelFlag::new();
     let folder = StatusFolder::in_run_folder(run.path());
     thread::scope(|scope| {
-        let served = scope.spawn(|| server.run(folder, &cancel));
+        let served = scope.spawn(|| server.run(folder, None, &cancel));
         let get = |host: &str| {
             let mut stream = UnixStream::connect(&path).unwrap();
             let request = format!("GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n");

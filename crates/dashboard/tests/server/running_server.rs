@@ -1,5 +1,6 @@
 //! A server on a free port, with a status folder of its own.
 
+use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -35,17 +36,27 @@ impl RunningServer {
 
     pub(crate) fn with(limits: Limits) -> Self {
         let run = tempfile::tempdir().unwrap();
-        Self::of(&Arc::new(run), limits)
+        Self::of(&Arc::new(run), limits, None)
+    }
+
+    /// A server that shows other hosts, of which it reads `hosts`.
+    pub(crate) fn with_hosts(hosts: impl Read + Send + 'static) -> Self {
+        let run = tempfile::tempdir().unwrap();
+        Self::of(&Arc::new(run), Limits::default(), Some(Box::new(hosts)))
     }
 
     /// Another server for the same run folder.
     pub(crate) fn restart(self) -> Self {
         let run = Arc::clone(&self.run);
         drop(self);
-        Self::of(&run, Limits::default())
+        Self::of(&run, Limits::default(), None)
     }
 
-    fn of(run: &Arc<tempfile::TempDir>, limits: Limits) -> Self {
+    fn of(
+        run: &Arc<tempfile::TempDir>,
+        limits: Limits,
+        hosts: Option<Box<dyn Read + Send>>,
+    ) -> Self {
         let folder = StatusFolder::in_run_folder(run.path());
         let server = Server::bind(Options {
             limits,
@@ -61,7 +72,7 @@ impl RunningServer {
         let address = address.parse().unwrap();
         let cancel = CancelFlag::new();
         let (watched, cancelled) = (folder.clone(), cancel.clone());
-        let thread = thread::spawn(move || server.run(watched, &cancelled).unwrap());
+        let thread = thread::spawn(move || server.run(watched, hosts, &cancelled).unwrap());
         Self {
             folder,
             address,

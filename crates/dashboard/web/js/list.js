@@ -41,13 +41,15 @@ hikkoshi.List = (() => {
     constructor() {
       this.items = new Map();
       this.evacuation = new hikkoshi.Evacuation();
+      this.hosts = new hikkoshi.Hosts();
       this.running = el("ul");
       this.ended = el("ul");
       this.runningHeading = el("h2");
       this.endedHeading = el("h2");
       this.unreadable = el("div");
       this.element = el("nav", { "aria-label": "Migrations" },
-        this.evacuation.element, this.runningHeading, this.running, this.endedHeading, this.ended, this.unreadable);
+        this.evacuation.element, this.runningHeading, this.running, this.endedHeading, this.ended, this.unreadable,
+        this.hosts.element);
       this.element.addEventListener("keydown", (event) => this.key(event));
     }
 
@@ -63,8 +65,12 @@ hikkoshi.List = (() => {
       }
     }
 
-    /** `unreadable`: names of entries that have no recording, and why. `evacuation`: or null. */
-    update(migrations, chosen, unreadable, evacuation) {
+    /**
+     * `unreadable`: names of entries that have no recording, and why. `evacuation`: or null.
+     * `hosts`: the last answers of other hosts.
+     */
+    update(migrations, chosen, unreadable, evacuation, hosts) {
+      this.hosts.update(hosts);
       this.showUnreadable([...unreadable].slice(0, MOST));
       const newest = migrations.slice(0, MOST);
       for (const [id, item] of this.items) {

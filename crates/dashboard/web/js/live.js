@@ -20,6 +20,8 @@ hikkoshi.live = (() => {
       this.fetched = new Set();
       this.migrations = [];
       this.evacuation = null;
+      /** The last answers of other hosts, by their names. */
+      this.hosts = new Map();
       this.changed = true;
       this.drawn = -Infinity;
       this.list = new hikkoshi.List();
@@ -54,6 +56,7 @@ hikkoshi.live = (() => {
         // The server sends everything again; what it does not send is gone.
         this.unsent = new Set([...this.recordings.keys(), ...this.unreadable.keys()]);
         this.evacuation = null;
+        this.hosts.clear();
         this.connected("on", "Connected");
       });
       on("all-sent", () => {
@@ -73,6 +76,7 @@ hikkoshi.live = (() => {
       on("evacuation", ({ evacuation }) => {
         this.evacuation = evacuation ?? null;
       });
+      on("host", ({ host }) => this.hosts.set(host.asked, host));
     }
 
     remove(name) {
@@ -138,7 +142,7 @@ hikkoshi.live = (() => {
       }
       this.migrations.sort((a, b) => b.running - a.running || b.began - a.began);
       const chosen = this.chosen();
-      this.list.update(this.migrations, chosen?.id, this.unreadable, this.evacuation);
+      this.list.update(this.migrations, chosen?.id, this.unreadable, this.evacuation, this.hosts);
       this.empty.hidden = this.migrations.length + this.unreadable.size > 0;
       this.sections.element.hidden = !chosen;
       if (chosen) {

@@ -6,6 +6,7 @@ use clap::Args;
 use hikkoshi_dashboard::{AllowedHost, Listen};
 
 use super::headings::{CONNECTION, SECURITY};
+use super::hosts::HostArgs;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dashboard {
@@ -27,6 +28,9 @@ pub(crate) struct Dashboard {
     /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
     #[arg(verbatim_doc_comment, long, value_name = "DIR", help_heading = CONNECTION)]
     pub journal: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub others: HostArgs,
 
     /// Listen on an address that other hosts can reach
     ///

@@ -124,8 +124,9 @@ fn options_stand_under_their_headings() {
     );
     assert_eq!(
         visible("dashboard"),
-        "Connection: --listen --journal\n\
-         Security: --allow-remote --allow-host\n\
+        "Connection: --listen --journal --host\n\
+         By ssh: --rsh --remote-hikkoshi --remote-journal\n\
+         Security: --tls-ca --tls-cert --tls-key --allow-remote --allow-host\n\
          -: --help\n"
     );
     assert_eq!(

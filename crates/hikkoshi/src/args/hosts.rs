@@ -1,5 +1,6 @@
 //! Other hosts that a command asks, by ssh or by a certificate.
 
+use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
 use clap::Args;
@@ -23,7 +24,6 @@ pub(crate) struct HostArgs {
         long = "host",
         value_name = "HOST",
         value_parser = parse_host,
-        conflicts_with = "journal",
         help_heading = CONNECTION
     )]
     pub hosts: Vec<String>,
@@ -65,6 +65,43 @@ pub(crate) struct HostArgs {
 
     #[command(flatten)]
     pub certificates: CertificateFiles,
+}
+
+impl HostArgs {
+    /// These options as words of another command.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let mut words = Vec::new();
+        let mut add = |option: &str, value: &OsStr| {
+            let mut word = OsString::from(option);
+            word.push("=");
+            word.push(value);
+            words.push(word);
+        };
+        for host in &self.hosts {
+            add("--host", host.as_ref());
+        }
+        for (option, command) in [
+            ("--rsh", &self.rsh),
+            ("--remote-hikkoshi", &self.remote_hikkoshi),
+        ] {
+            if let Some(command) = command {
+                add(option, command.to_string().as_ref());
+            }
+        }
+        if let Some(folder) = &self.remote_journal {
+            add("--remote-journal", folder.as_ref());
+        }
+        for (option, file) in [
+            ("--tls-ca", &self.certificates.tls_ca),
+            ("--tls-cert", &self.certificates.tls_cert),
+            ("--tls-key", &self.certificates.tls_key),
+        ] {
+            if let Some(file) = file {
+                add(option, file.as_ref());
+            }
+        }
+        words
+    }
 }
 
 /// The address of the `hikkoshi daemon` that is named: HOST or HOST:PORT.

@@ -1,12 +1,13 @@
 //! `hikkoshi status`.
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use super::headings::OUTPUT;
 use super::hosts::HostArgs;
 use super::running::RunningMigration;
 
 #[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("where").args(["hosts", "journal"])))]
 pub(crate) struct MigrationStatus {
     #[command(flatten)]
     pub migration: RunningMigration,

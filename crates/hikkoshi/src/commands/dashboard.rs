@@ -1,11 +1,14 @@
-//! `hikkoshi dashboard`: shows the migrations of this host. It only reads.
+//! `hikkoshi dashboard`: shows the migrations of this host, and of others. It only reads.
+
+use std::io::{self, Read};
+use std::process::Stdio;
 
 use hikkoshi_dashboard::{Limits, Listen, Options, Server};
 use hikkoshi_linux::sandbox_process;
 use hikkoshi_status::StatusFolder;
 
-use crate::args::{Dashboard, run_folder};
-use crate::commands::signals;
+use crate::args::{Dashboard, HostArgs, run_folder};
+use crate::commands::{own_executable, signals, status};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -37,12 +40,38 @@ pub(crate) fn run(args: &Dashboard) -> Result<ExitStatus, Exit> {
             "other hosts may be able to connect: nothing is encrypted, and there is no password",
         );
     }
+    let hosts = match status::are_hosts_named(&args.others)? {
+        true => Some(ask_hosts(&args.others)?),
+        false => None,
+    };
     // Before there are other threads.
     let folder = sandbox_process(folder.path())
         .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::System, &error))?;
     streams::to_stdout(&format!("{url}\n"));
     server
-        .run(StatusFolder::at(folder), &cancel)
+        .run(StatusFolder::at(folder), hosts, &cancel)
         .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::System, &error))?;
     Ok(ExitStatus::Done)
+}
+
+/// Starts a process that asks other hosts, which this one may not do once it is sandboxed. That
+/// process ends when nobody reads what it prints.
+fn ask_hosts(args: &HostArgs) -> Result<Box<dyn Read + Send>, Exit> {
+    let started = own_executable::command()
+        .args(["status", "--watch", "--json"])
+        .args(args.words())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let output = started.and_then(|child| {
+        let output = child.stdout;
+        output.ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    });
+    match output {
+        Ok(output) => Ok(Box::new(output)),
+        Err(error) => {
+            let what = format!("starting the process that asks other hosts: {error}");
+            Err(Exit::new(ExitStatus::Usage, Reason::System, what))
+        }
+    }
 }

@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::Daemon;
+use crate::dashboard::Dashboard;
+use crate::recovery::journals::children;
 use hikkoshi_tests::{
     CertificateAuthority, Exit, JsonSchema, Program, eventually, hikkoshi, unique_address,
 };
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 /// The lines of `status --host --json`, and how it ended.
@@ -150,4 +153,24 @@ fn a_host_is_asked_by_a_certificate_or_by_ssh() {
         exit.stdout.contains("no migration runs on these hosts"),
         "{exit:?}"
     );
+
+    // In the dashboard of a third host, which asks by another process.
+    let of_other = tempfile::tempdir().unwrap();
+    let dashboard = Dashboard::start_with(of_other.path(), &by_ssh.concat());
+    let mut hosts: Vec<Value> = Vec::new();
+    eventually("both hosts in the dashboard", || {
+        hosts = serde_json::from_str(&dashboard.get("/api/hosts")).unwrap();
+        (hosts.len() == 2)
+            .then_some(())
+            .ok_or_else(|| format!("{hosts:?}"))
+    });
+    assert_eq!(guests(&hosts[0], &unique).0.first(), Some(&awaited("db")));
+    assert!(hosts[1]["error"].as_str().unwrap().contains("255"));
+    let asking = children(dashboard.pid());
+    assert_eq!(asking.len(), 1, "{asking:?}");
+    dashboard.end();
+    eventually("the process that asks to end", || {
+        let exists = Path::new("/proc").join(asking[0].to_string()).exists();
+        (!exists).then_some(()).ok_or("it still runs".to_owned())
+    });
 }

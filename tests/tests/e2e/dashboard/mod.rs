@@ -38,9 +38,13 @@ pub(crate) struct Dashboard {
 
 impl Dashboard {
     pub(crate) fn start(run_folder: &Path) -> Self {
+        Self::start_with(run_folder, &[])
+    }
+
+    pub(crate) fn start_with(run_folder: &Path, more: &[&str]) -> Self {
         let mut command = Command::new(hikkoshi());
         command.args(["dashboard", "--listen", "127.0.0.1:0", "--journal"]);
-        command.arg(run_folder);
+        command.arg(run_folder).args(more);
         let program = Program::start("dashboard", command);
         let url = program.wait_stdout("http://");
         let address = url

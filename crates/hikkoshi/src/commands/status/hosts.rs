@@ -58,7 +58,10 @@ pub(super) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
         }
         if args.json {
             let texts = seen.iter().map(|host| host_json(host, is_meant));
-            streams::to_stdout(&texts.collect::<String>());
+            if streams::try_to_stdout(&texts.collect::<String>()).is_err() {
+                // Nobody reads it any more.
+                return Ok(ExitStatus::Done);
+            }
         } else {
             let size = terminal::size();
             let columns = size.map(|size| size.columns);
@@ -86,6 +89,18 @@ pub(super) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
             thread::sleep(TICK);
         }
     }
+}
+
+/// Whether other hosts are named, which can be asked: by their addresses, with these certificates.
+///
+/// # Errors
+/// If they cannot be asked in this way.
+pub(crate) fn are_hosts_named(args: &HostArgs) -> Result<bool, Exit> {
+    if args.hosts.is_empty() && args.certificates.tls_ca.is_some() {
+        let what = "--tls-ca needs --host HOST: this host's migrations are read without it";
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
+    }
+    Ok(!hosts(args)?.is_empty())
 }
 
 /// The hosts that are named, each once.

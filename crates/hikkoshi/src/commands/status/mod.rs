@@ -19,6 +19,7 @@ use crate::output::reason::Reason;
 use crate::output::status::{SeenMigration, alarms, details, json_line, table};
 use crate::output::streams::{self, Lines};
 
+pub(crate) use hosts::are_hosts_named;
 pub(crate) use seen::SeenMigrations;
 pub(crate) use select::{Choice, choose, is_meant, is_named};
 
@@ -26,12 +27,8 @@ pub(crate) use select::{Choice, choose, is_meant, is_named};
 const PERIOD: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
-    if !args.others.hosts.is_empty() {
+    if are_hosts_named(&args.others)? {
         return hosts::run(args);
-    }
-    if args.others.certificates.tls_ca.is_some() {
-        let what = "--tls-ca needs --host HOST: this host's migrations are read without it";
-        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
     let run_folder = args.migration.run_folder();
     let folder = StatusFolder::in_run_folder(&run_folder);

@@ -145,14 +145,16 @@ pub(crate) fn host_json(host: &SeenHost, is_meant: impl Fn(&SeenMigration) -> bo
         }
         Err(why) => (Value::Null, why.as_str().into()),
     };
+    let migrations = host.migrations.iter().filter(|seen| is_meant(seen));
+    let migrations: Vec<_> = migrations.collect();
     let first = json!({
         "version": HOST_VERSION,
         "asked": host.at,
         "status": status,
         "error": error,
+        "migrations": migrations.len(),
     });
-    let migrations = host.migrations.iter().filter(|seen| is_meant(seen));
-    let migrations = migrations.map(|seen| {
+    let migrations = migrations.into_iter().map(|seen| {
         let line = super::json_line(seen);
         let mut value: Value = serde_json::from_str(&line).unwrap_or_default();
         value["asked"] = host.at.as_str().into();
@@ -260,6 +262,7 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0]["asked"], "vmhost1");
         assert_eq!(lines[0]["status"]["other_guests"], 3);
+        assert_eq!(lines[0]["migrations"], 1);
         assert!(lines[0]["error"].is_null() && lines[0]["status"].get("migrations").is_none());
         assert_eq!(lines[1]["asked"], "vmhost1");
         assert_eq!(lines[1]["migration"]["guest"], "web");
