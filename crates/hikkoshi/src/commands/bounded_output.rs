@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn a_program_without_end_is_ended() {
-        // Slowly: `yes` and its reader keep two processors busy, and a kernel that shares them badly
-        // (Linux 6.18, while guests run under KVM there) has let nothing else run for minutes.
+        // Slowly: `yes` and its reader keep two processors busy, and a kernel that shares them
+        // badly (Linux 6.18, while guests run under KVM there) let nothing else run for minutes.
         let endless = "while echo a line of forty characters, no more; do sleep 0.01; done";
         for script in [endless.to_owned(), format!("{{ {endless}; }} >&2")] {
             let error = run(&script, 1000, Duration::from_millis(300)).unwrap_err();
