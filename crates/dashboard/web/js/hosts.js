@@ -46,15 +46,15 @@ hikkoshi.Hosts = (() => {
       this.heading = el("h2");
       this.list = el("ul", { class: "hosts" });
       this.element = el("section", { "aria-label": "Other hosts", hidden: true });
-      this.element.append(this.heading, this.list);
     }
 
-    /** `hosts`: the last answer of each, by its name. */
+    /** `hosts`: the last answer of each, by its name. Without hosts there is no heading either. */
     update(hosts) {
       const shown = JSON.stringify([...hosts.values()]);
       if (shown === this.shown) return;
       this.shown = shown;
       this.element.hidden = hosts.size === 0;
+      this.element.replaceChildren(...(hosts.size > 0 ? [this.heading, this.list] : []));
       setText(this.heading, `Other hosts (${hosts.size})`);
       this.list.replaceChildren(...[...hosts.values()].map(item));
     }
