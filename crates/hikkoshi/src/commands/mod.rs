@@ -3,6 +3,7 @@
 mod bounded_lines;
 mod bounded_output;
 pub(crate) mod check;
+mod cluster_guest;
 pub(crate) mod control;
 pub(crate) mod daemon;
 pub(crate) mod dashboard;

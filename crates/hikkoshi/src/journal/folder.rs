@@ -99,6 +99,12 @@ pub(crate) fn unreadable<E: JournalEntry>(folder: &Path) -> Option<(PathBuf, io:
         })
 }
 
+/// The number of the QEMU process that a journal of this side is of, by the name of its file.
+pub(crate) fn owner<E: JournalEntry>(path: &Path) -> Option<u32> {
+    let name = path.file_name()?.to_str()?.strip_prefix(E::SIDE)?;
+    name.strip_prefix('-')?.split('-').next()?.parse().ok()
+}
+
 /// Whether a file has the name of a journal of this side.
 fn is_journal<E: JournalEntry>(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());

@@ -18,7 +18,7 @@ mod record;
 
 pub(crate) use entry::{DestinationEntry, JournalEntry, SourceEntry};
 pub(crate) use file::JournalFile;
-pub(crate) use folder::{find, is_hidden, search, unreadable};
+pub(crate) use folder::{find, is_hidden, owner, search, unreadable};
 pub(crate) use lock::{LockHolder, is_held};
 pub(crate) use offline::OfflineJournal;
 pub(crate) use paths::{absolute, absolute_address};

@@ -1,6 +1,7 @@
 //! The process behind a QMP socket.
 
 pub(crate) mod exclusive_access;
+pub(crate) mod image_locks;
 pub(crate) mod maps;
 pub(crate) mod namespaces;
 pub(crate) mod oom_kills;

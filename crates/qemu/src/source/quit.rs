@@ -7,6 +7,7 @@ use hikkoshi_linux::Process;
 use thiserror::Error;
 
 use super::QemuSource;
+use crate::process::image_locks::has_image_locks;
 use crate::qmp::{Client, ConnectError, Monitor, QmpError, migration_status};
 
 /// How long QEMU may take to end: it flushes its disks first.
@@ -41,8 +42,8 @@ pub enum QuitError {
     },
     /// The signal was not sent.
     #[error(
-        "ending the source's QEMU (process {pid}), which was stopped to be ended (by hand: 'kill \
-         -KILL {pid}', because QEMU may write to the guest's images at another signal)"
+        "ending the source's QEMU (process {pid}) by a signal (by hand: 'kill -KILL {pid}', because \
+         QEMU may write to the guest's images at another signal)"
     )]
     Kill {
         /// Its process.
@@ -79,6 +80,21 @@ impl QemuSource {
         }
         let process = Arc::clone(&self.qemu.process);
         if self.monitor.is_shared() && is_ending(&process) {
+            process.kill().map_err(|source| QuitError::Kill {
+                pid: process.pid(),
+                source,
+            })?;
+            self.detached = true;
+            return wait_for_end(&process, QUIT_TIMEOUT);
+        }
+        // Somebody has tried to run the guest here: QEMU has activated its images before it refused
+        // (`disks/move_lock.rs`), and would write to them when it closes them.
+        if !self.monitor.is_shared() && has_image_locks(&process).unwrap_or(false) {
+            tracing::warn!(
+                pid = process.pid(),
+                "the source's QEMU has taken the guest's images back, because it was asked to run \
+                 the guest: it is killed, so that it does not write to them"
+            );
             process.kill().map_err(|source| QuitError::Kill {
                 pid: process.pid(),
                 source,

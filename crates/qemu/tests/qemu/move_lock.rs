@@ -394,6 +394,32 @@ fn the_node_of_an_engine_that_was_killed_before_the_pause_is_removed() {
     });
 }
 
+/// By a socket that no other program owns. After a refused `cont` QEMU has the images again, and
+/// would write to them when it ends.
+#[test]
+fn a_qemu_that_was_asked_to_run_a_moved_guest_is_killed() {
+    with_each(|program| {
+        for was_asked in [false, true] {
+            let (mut qemu, _image, _monitor, source) = attach(program);
+            drop(source);
+            let mut source = qemu.source();
+            save(&mut source);
+            source.check_device_state().unwrap();
+            source.handing_over();
+            if was_asked {
+                assert!(refusal(&qemu, "cont").contains(LOCKED));
+            }
+            source.release().unwrap();
+            source.quit().unwrap();
+            let ended = match was_asked {
+                false => (Some(0), None),
+                true => (None, Some(rustix::process::Signal::KILL.as_raw())),
+            };
+            assert_eq!(qemu.wait(), ended);
+        }
+    });
+}
+
 /// While no engine runs.
 #[test]
 fn a_reset_of_a_handed_over_guest_is_reported_once() {

@@ -231,8 +231,8 @@ impl Precopy {
     /// only counted.
     ///
     /// Each time the log is read twice while the guest runs: it is taken, and then counted. A pass
-    /// over the page tables of 16 GiB takes some 20 ms (docs/dirty-logging.md); up to four threads
-    /// share it. The paused guest waits for two such passes, too, which therefore count here.
+    /// over the page tables of 16 GiB takes one thread some 20 ms (docs/dirty-logging.md). The
+    /// paused guest waits for two such passes, too, which therefore count here.
     pub(crate) fn begin_last_round(
         &mut self,
         guest: &dyn SourceGuest,

@@ -206,11 +206,12 @@ pub(super) fn end(status: Option<i32>, files: &MoveFiles) -> MoveEnd {
         Some(0) => {
             return MoveEnd::Moved(Moved::default());
         }
-        Some(code) => (
+        Some(code @ (1 | 2)) => (
             u8::try_from(code).unwrap_or(3),
             "it has ended without a result",
         ),
         // What it had done is not known. Its journal has it.
+        Some(_) => (3, "its process has failed"),
         None => (3, "its process was killed"),
     };
     let message = match said {
@@ -264,6 +265,8 @@ mod tests {
         };
         // Killed before it could say anything.
         assert_eq!(failed(None).exit_status, 3);
+        // It has panicked.
+        assert_eq!(failed(Some(101)).exit_status, 3);
         fs::write(&files.log, "error: no such option\n\n").unwrap();
         let usage = failed(Some(2));
         assert_eq!(usage.exit_status, 2);

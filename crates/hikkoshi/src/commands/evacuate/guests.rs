@@ -5,6 +5,8 @@ use std::path::Path;
 
 use hikkoshi_libvirt::{DEFAULT_URI, Domain};
 use hikkoshi_linux::is_served;
+use hikkoshi_qemu::GuestState;
+use hikkoshi_qemu::qmp::MonitorSocket;
 use hikkoshi_status::ReachedBy;
 
 use crate::args::{DomainArgs, Evacuate, EvacuatedGuest, parse_guest_name};
@@ -91,6 +93,18 @@ pub(super) fn find(
     }
     found.retain(|guest| !has_left(&guest.name));
     Ok(found)
+}
+
+/// Whether a guest that was reached so runs on this host.
+pub(super) fn runs_here(name: &str, at: &ReachedBy) -> bool {
+    let state = match at {
+        ReachedBy::Qmp(path) => GuestState::query(&MonitorSocket::new(path)),
+        ReachedBy::Domain(uri) => match Domain::open(uri, name) {
+            Ok(domain) => GuestState::query(&domain),
+            Err(_) => return false,
+        },
+    };
+    state.is_ok_and(|state| state.running)
 }
 
 fn add(found: &mut Vec<NamedGuest>, guest: NamedGuest) {

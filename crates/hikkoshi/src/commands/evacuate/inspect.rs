@@ -16,6 +16,7 @@ use hikkoshi_qemu::OfferedMachine;
 use super::guests::NamedGuest;
 use crate::args::{Args, Command, Evacuate, Migrate};
 use crate::commands::check::{self, CheckedGuestOf};
+use crate::commands::cluster_guest;
 use crate::commands::estimate::{Request, estimate};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -128,6 +129,10 @@ fn inspect(
 ) -> Result<Inspected, NotInspected> {
     let refused = |exit: Exit| NotInspected::Refused(exit.text());
     let migrate = migrate_options(args, guest).map_err(refused)?;
+    if !migrate.allow.allow_managed {
+        let run = args.journals.path();
+        cluster_guest::refuse(&run, guest.qmp(), &guest.name).map_err(refused)?;
+    }
     let domain = guest.domain();
     let of = || CheckedGuestOf {
         domain: &domain,

@@ -58,10 +58,15 @@ pub(crate) fn run(args: &Evacuate) -> Result<ExitStatus, Exit> {
     };
     if let Some(journal) = &mut journal {
         settle::settle(args, journal, &interrupts)?;
-        // They are planned again, if they are meant.
-        let stays = |it: &EvacuatedGuest| matches!(it.stage, EvacuationStage::Stays { .. });
+        // They are planned again, if they are meant; and so are those that have come back.
         let guests = &mut journal.evacuation.guests;
-        guests.retain(|_, guest| !stays(guest));
+        guests.retain(|name, guest| match guest.stage {
+            EvacuationStage::Stays { .. } => false,
+            EvacuationStage::Moved | EvacuationStage::Lost { .. } => {
+                !guests::runs_here(name, &guest.at)
+            }
+            EvacuationStage::Moving | EvacuationStage::Unfinished { .. } => true,
+        });
     }
     // Moved, lost, or not finished: nothing is to be done for them any more.
     let has_left = |name: &str| {

@@ -16,6 +16,9 @@ use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
+/// What becomes of the moves when an evacuation ends in their middle.
+const GO_ON: &str = "moves that run go on; the same command again continues the evacuation";
+
 /// The words that resume the migration of this guest.
 pub(super) fn resume_words(args: &Evacuate, guest: &NamedGuest) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["migrate".into(), "--resume".into()];
@@ -64,8 +67,13 @@ pub(super) fn settle(
             Some(process) => process,
             None => {
                 let written = pid.and_then(|_| written(&files.result));
-                if let Some(moved @ MoveEnd::Moved(_)) = written {
-                    note(journal, &name, record, &moved)?;
+                // Nothing is left to resume.
+                let is_over = |end: &MoveEnd| match end {
+                    MoveEnd::Moved(_) => true,
+                    MoveEnd::Failed(failure) => failure.exit_status == 4,
+                };
+                if let Some(end) = written.filter(is_over) {
+                    note(journal, &name, record, &end)?;
                     continue;
                 }
                 let guest = NamedGuest {
@@ -126,7 +134,7 @@ pub(super) fn settle(
 
 pub(super) fn not_started(name: &str, error: &std::io::Error) -> Exit {
     let what = format!("{name}: starting a process that moves it: {error}");
-    Exit::new(ExitStatus::Usage, Reason::System, what)
+    Exit::new(ExitStatus::Unfinished, Reason::System, what).with(GO_ON)
 }
 
 fn note(
@@ -152,5 +160,5 @@ fn note(
 /// The journal cannot be written.
 pub(super) fn cannot_note(error: &std::io::Error) -> Exit {
     let what = format!("writing the journal of the evacuation: {error}");
-    Exit::new(ExitStatus::Usage, Reason::Journal, what)
+    Exit::new(ExitStatus::Unfinished, Reason::Journal, what).with(GO_ON)
 }

@@ -165,6 +165,23 @@ pub(super) fn end_qemu(
     }))
 }
 
+/// Of a guest that was lost at its destination nothing is needed here any more: its QEMU is ended
+/// (`--quit-source`), or notes that. What it holds is a moment of the past, and is never run.
+pub(super) fn end_qemu_of_lost(
+    error: &MigrateError,
+    guest: Option<&mut QemuSource>,
+    options: &MigrateOptions,
+) {
+    let is_lost_there = matches!(error.cause, SourceFailure::GuestLost(_));
+    let Some(guest) = guest.filter(|_| is_lost_there) else {
+        return;
+    };
+    guest.note_moved();
+    if options.quit_source {
+        quit_source(|| guest.quit());
+    }
+}
+
 /// Ends the source's QEMU. If that fails, the result says what to do, and the
 /// journal stays.
 fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) -> SourceQuit {

@@ -172,16 +172,19 @@ impl SourceRun<'_> {
             ..self.args.engine_options(&self.options)
         };
         let result = engine(self.guest.source_guest(), &self.remote, &options, &control);
-        let done = result.as_ref().ok();
-        let quit = done.and_then(|done| {
-            outcome::end_qemu(
+        let quit = match &result {
+            Ok(done) => outcome::end_qemu(
                 self.guest.qemu(),
                 &*self.monitor,
                 &self.options,
                 &self.identity,
                 done.left_to_do.as_deref(),
-            )
-        });
+            ),
+            Err(error) => {
+                outcome::end_qemu_of_lost(error, self.guest.qemu(), &self.options);
+                None
+            }
+        };
         if quit.as_ref().is_some_and(|quit| quit.source_quit) {
             self.journal.remove();
         }

@@ -7,12 +7,13 @@ use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode, migrate};
 use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, KeptRequest, Remote};
-use hikkoshi_qemu::qmp::Monitor;
+use hikkoshi_qemu::qmp::{Monitor, MonitorAddress};
 use hikkoshi_qemu::{AttachError, Excludes, QemuIdentity, QemuSource};
 
 use super::run::{AttachedGuest, AttachedSource};
 use super::{auto, unfinished};
 use crate::args::{Migrate, NamedGuest, RequestedMode};
+use crate::commands::cluster_guest;
 use crate::commands::find_journal::may_exist;
 use crate::commands::journal_link;
 use crate::commands::kernel_support::require_dirty_log;
@@ -90,6 +91,13 @@ pub(super) fn start(
 ) -> Result<ExitStatus, Exit> {
     let monitor = monitor::named(NamedGuest::source(args), &args.moved_domain)?;
     let folder = args.recovery.journals.path();
+    if !args.allow.allow_managed {
+        let (qmp, domain) = match monitor.address() {
+            MonitorAddress::Socket(path) => (Some(path.as_path()), ""),
+            MonitorAddress::Domain { name, .. } => (None, name.as_str()),
+        };
+        cluster_guest::refuse(&folder, qmp, domain)?;
+    }
     let observer = publisher.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
     // A daemon starts a machine for the guest, so it is asked when it is known that the guest can

@@ -158,6 +158,9 @@ impl<'a> Drive<'a> {
             Step::Run => start::run(guest)?,
             Step::ShutDown => stop::shut_down(guest, deadline)?,
             Step::EndQemu if found.state == State::Silent && !self.is_silent_for_long() => {}
+            // The guest cannot be shut down without it; it may come back.
+            Step::EndQemu
+                if found.state == State::Unreached && !deadline.earlier(END_RESERVE).is_over() => {}
             Step::EndQemu => end::end_qemu(guest, found)?,
             Step::GiveUp => end::give_up(guest, found, deadline)?,
             Step::Cancel => {

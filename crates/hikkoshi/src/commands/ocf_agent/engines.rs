@@ -2,20 +2,22 @@
 //! Pacemaker has killed it.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use error_reporter::Report;
 use serde_json::Value;
 
 use super::guest::{Guest, Journal};
 use super::parameters::{Machine, OnTimeout};
 use crate::args::Words;
-use crate::commands::own_executable;
+use crate::commands::{cluster_guest, own_executable};
 use crate::journal::{DestinationEntry, JournalEntry, SourceEntry};
+use crate::output::streams;
 
 /// The file with the messages of the engine.
 const LOG: &str = "log";
@@ -34,12 +36,18 @@ pub(super) struct Ended {
 impl Guest {
     /// A file of the agent about the guest.
     fn file(&self, end: &str) -> io::Result<PathBuf> {
-        let folder = self.run().join("cluster");
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)?;
-        Ok(folder.join(format!("{}.{end}", self.parameters.name)))
+        cluster_guest::file(self.run(), &self.parameters.name, end)
+    }
+
+    /// Notes whether the guest is active on this node: other commands do not move it then.
+    pub(super) fn note_active(&self, is_active: bool) {
+        let noted = cluster_guest::mark(self.run(), &self.parameters.name, is_active);
+        if let Err(error) = noted {
+            streams::notice(&format!(
+                "noting whether Pacemaker has the guest here: {}",
+                Report::new(&error)
+            ));
+        }
     }
 
     /// Notes whether a QEMU for the guest is being started, to which nobody may connect yet. Those
@@ -114,7 +122,7 @@ impl Guest {
         if parameters.copy_disks {
             words.push("--copy-disks".into());
         }
-        words.push("--quit-source".into());
+        words.extend(["--quit-source".into(), "--allow-managed".into()]);
         if !parameters.options.trim().is_empty() {
             let more: Words = parameters
                 .options

@@ -155,13 +155,14 @@ impl Guest {
             why = Some(error);
             None
         });
+        let is_unknown = why.is_some();
         let qemu = match &monitor {
             Some(monitor) => Qemu::Process(match monitor.listener() {
                 Ok(QmpListener::Process(pid)) => Some(pid),
                 _ => None,
             }),
             // It is not known.
-            None if why.is_some() => Qemu::Process(None),
+            None if is_unknown => Qemu::Process(None),
             None => Qemu::None,
         };
         let mut unreadable = None;
@@ -206,6 +207,7 @@ impl Guest {
             destination: destination_facts,
             has_unreadable: unreadable.is_some(),
             peer_is_gone: depends_on_peer && self.peer_is_gone(side, counts_links),
+            daemon_is_away: is_unknown && matches!(self.domain_process(), Ok(Some(_))),
         };
         let state = facts.state().unwrap_or_else(|| {
             let answer = monitor.as_ref().map(|monitor| {
@@ -248,10 +250,12 @@ impl Guest {
         let name = &self.parameters.name;
         match self.parameters.machine {
             Machine::Template(_) => machines::is_marked(self.run(), name),
-            // The daemon's receiver waits for its source, and its domain is nobody's guest yet.
-            Machine::Domain { .. } => {
+            // The daemon's receiver waits for its source, and its domain is nobody's guest yet. Its
+            // socket is there for a moment after the last page, too: the domain runs then.
+            Machine::Domain { ref uri, .. } => {
                 let socket = self.run().join("receivers").join(format!("{name}.sock"));
                 is_served(&socket).unwrap_or(false)
+                    && !Domain::running(uri).is_ok_and(|names| names.contains(name))
             }
         }
     }
@@ -269,7 +273,17 @@ impl Guest {
                 return None;
             }
         };
-        if let Some((path, error)) = found.others.first() {
+        // One of another QEMU is not this guest's, if this guest has one.
+        let own = monitor.and_then(|monitor| match monitor.listener() {
+            Ok(QmpListener::Process(pid)) => Some(pid),
+            _ => None,
+        });
+        let may_be_own = |path: &Path| {
+            let owner = journal::owner::<E>(path);
+            own.is_none() || owner.is_none() || owner == own
+        };
+        let mut others = found.others.iter();
+        if let Some((path, error)) = others.find(|(path, _)| may_be_own(path)) {
             let (path, error) = (path.display(), Report::new(error));
             *unreadable = Some(format!("the journal {path} cannot be read: {error}"));
         }

@@ -154,7 +154,13 @@ fn follow(
             }
             Some(Ok(Some(status))) => return Move::Ended(Some(status)),
             Some(_) => {}
-            None if stage.is_none_or(|(_, held)| !held) && cancelled => return Move::Cancelled,
+            // It may have been handed over, and completed, before it could be cancelled.
+            None if stage.is_none_or(|(_, held)| !held)
+                && cancelled
+                && guest.result_status() != Some(0) =>
+            {
+                return Move::Cancelled;
+            }
             None if stage.is_none_or(|(_, held)| !held) => return Move::Ended(None),
             None => {}
         }

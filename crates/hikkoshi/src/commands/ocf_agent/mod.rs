@@ -81,13 +81,39 @@ fn act(action: &str) -> Answer {
         parameters,
         Cluster::new(meta("on_node").or_else(cluster::own_name)),
     );
+    let answer = answer(action, &guest, deadline, is_probe, &meta, &variable);
+    note_active(action, is_probe, &guest, answer);
+    answer
+}
+
+/// Notes whether the guest is active here, by what an action has answered.
+fn note_active(action: &str, is_probe: bool, guest: &Guest, answer: Answer) {
+    match (action, answer) {
+        ("start" | "migrate_from", Answer::Success) => guest.note_active(true),
+        ("monitor" | "status", Answer::Success) if !is_probe => guest.note_active(true),
+        ("stop" | "migrate_to", Answer::Success) | ("monitor" | "status", Answer::NotRunning) => {
+            guest.note_active(false);
+        }
+        _ => {}
+    }
+}
+
+/// Does an action that depends on the guest's state.
+fn answer(
+    action: &str,
+    guest: &Guest,
+    deadline: Deadline,
+    is_probe: bool,
+    meta: &dyn Fn(&str) -> Option<String>,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Answer {
     match action {
         "start" => match validate::check(&guest.parameters) {
-            Ok(()) => drive::drive(&guest, Action::Start, deadline),
+            Ok(()) => drive::drive(guest, Action::Start, deadline),
             Err(invalid) => refuse(invalid),
         },
         "stop" => {
-            let answer = drive::drive(&guest, Action::Stop, deadline);
+            let answer = drive::drive(guest, Action::Stop, deadline);
             // The engine of a move that is not finished may still send pages.
             if answer == Answer::Success && guest.handover().is_none() {
                 guest
@@ -96,20 +122,20 @@ fn act(action: &str) -> Answer {
             }
             answer
         }
-        "monitor" | "status" if is_probe => drive::drive(&guest, Action::Probe, deadline),
+        "monitor" | "status" if is_probe => drive::drive(guest, Action::Probe, deadline),
         "monitor" | "status" => {
-            let answer = drive::drive(&guest, Action::Monitor, deadline);
+            let answer = drive::drive(guest, Action::Monitor, deadline);
             let deep = variable("OCF_CHECK_LEVEL").and_then(|level| level.parse::<u32>().ok());
             match deep.is_some_and(|level| level >= 10) && answer == Answer::Success {
-                true => monitor::deep(&guest),
+                true => monitor::deep(guest),
                 false => answer,
             }
         }
         "migrate_to" => match meta("migrate_target") {
             Some(node) => {
-                let answer = migrate_to::migrate_to(&guest, &node, deadline);
+                let answer = migrate_to::migrate_to(guest, &node, deadline);
                 if answer == Answer::Success {
-                    watch::leave_behind(&guest);
+                    watch::leave_behind(guest);
                 }
                 answer
             }
@@ -118,8 +144,8 @@ fn act(action: &str) -> Answer {
                 "OCF_RESKEY_CRM_meta_migrate_target is missing: which node the guest moves to",
             )),
         },
-        watch::ACTION => watch::finish(&guest, deadline),
-        "migrate_from" => drive::drive(&guest, Action::MigrateFrom, deadline),
+        watch::ACTION => watch::finish(guest, deadline),
+        "migrate_from" => drive::drive(guest, Action::MigrateFrom, deadline),
         other => refuse(Invalid::new(
             Answer::Unimplemented,
             format!("'{other}' is not {USAGE}"),

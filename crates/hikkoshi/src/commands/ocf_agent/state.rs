@@ -41,6 +41,7 @@ states! {
     Prepared "prepared" "The guest's QEMU was started here, and the guest has not run yet.",
     Halted "halted" "The guest has shut down, or has crashed; its QEMU is still here.",
     Silent "silent" "A QEMU of the guest is here and does not answer. No move explains that.",
+    Unreached "unreached" "The domain's QEMU is here, and its libvirt daemon does not answer. No move explains that.",
     Leaving "leaving" "The guest belongs here, and is being moved away. It was not handed over.",
     Interrupted "interrupted" "The guest belongs here. The move's engine was killed before the handover, so it may be paused.",
     Committed "committed" "The source may have handed the guest over, and does not know yet whether it has. It is paused here.",
@@ -102,6 +103,8 @@ pub(super) struct Facts {
     pub(super) has_unreadable: bool,
     /// The other side's node has left the cluster, and no link leads there any more.
     pub(super) peer_is_gone: bool,
+    /// It is a domain with a QEMU, and its daemon does not answer.
+    pub(super) daemon_is_away: bool,
 }
 
 impl Facts {
@@ -183,9 +186,10 @@ impl Facts {
             .is_some_and(|destination| destination.has_qemu);
         let Some(guest) = answer else {
             // An engine has its monitor.
-            return match has_all {
-                true => State::Running,
-                false => State::Silent,
+            return match (has_all, self.daemon_is_away) {
+                (true, _) => State::Running,
+                (false, true) => State::Unreached,
+                (false, false) => State::Silent,
             };
         };
         match guest.state.as_str() {
@@ -218,6 +222,7 @@ mod tests {
             destination: None,
             has_unreadable: false,
             peer_is_gone: false,
+            daemon_is_away: false,
         }
     }
 
@@ -317,12 +322,14 @@ mod tests {
 
     #[test]
     fn qemu_is_asked_if_no_journal_decides() {
-        let facts = Facts {
+        let mut facts = Facts {
             qemu: Qemu::Process(Some(1)),
             ..nothing()
         };
         assert_eq!(facts.state(), None);
         assert_eq!(facts.answered(None), State::Silent);
+        facts.daemon_is_away = true;
+        assert_eq!(facts.answered(None), State::Unreached);
         let says = |state: &str, has_userfault| {
             facts.answered(Some(&GuestState {
                 state: state.to_owned(),

@@ -79,6 +79,7 @@ fn probe(state: State) -> Step {
     match state {
         State::Running
         | State::Paused
+        | State::Unreached
         | State::Leaving
         | State::Interrupted
         | State::Arriving
@@ -110,7 +111,9 @@ fn start(state: State) -> Step {
     match state {
         State::Absent => Boot,
         State::Prepared => Run,
-        State::Running | State::Paused | State::Leaving | State::Arriving => Step::Answer(Success),
+        State::Running | State::Paused | State::Unreached | State::Leaving | State::Arriving => {
+            Step::Answer(Success)
+        }
         State::Stranded => Resume(Success),
         State::Interrupted => Restore,
         State::Moved | State::Declined => EndQemu,
@@ -125,7 +128,12 @@ fn stop(state: State) -> Step {
     match state {
         State::Absent => Step::Answer(Success),
         State::Running | State::Paused | State::Prepared | State::Halted => ShutDown,
-        State::Silent | State::Moved | State::Incoming | State::Ready | State::Declined => EndQemu,
+        State::Silent
+        | State::Unreached
+        | State::Moved
+        | State::Incoming
+        | State::Ready
+        | State::Declined => EndQemu,
         State::Leaving => Cancel,
         State::Interrupted => Restore,
         State::Committed => Finish(Failed),
@@ -144,7 +152,7 @@ fn migrate_to(state: State) -> Step {
         State::Committed | State::Arriving | State::Stranded => Finish(Failed),
         State::Owing => Resume(Success),
         State::Moved => Step::Answer(Success),
-        State::Silent => Wait(Failed),
+        State::Silent | State::Unreached => Wait(Failed),
         State::Absent | State::Declined => Step::Answer(NotRunning),
         State::Prepared
         | State::Halted
@@ -161,7 +169,7 @@ fn migrate_from(state: State) -> Step {
     match state {
         State::Running | State::Paused => Step::Answer(Success),
         State::Arriving | State::Stranded => Finish(Success),
-        State::Silent | State::Incoming | State::Ready => Wait(Failed),
+        State::Silent | State::Unreached | State::Incoming | State::Ready => Wait(Failed),
         _ => Step::Answer(Failed),
     }
 }
@@ -230,6 +238,7 @@ mod tests {
         for state in [
             State::Running,
             State::Paused,
+            State::Unreached,
             State::Leaving,
             State::Interrupted,
             State::Committed,

@@ -10,6 +10,7 @@ use error_reporter::Report;
 use hikkoshi_handover::SourceStage;
 
 use super::answer::Answer;
+use super::cluster::Side;
 use super::deadline::Deadline;
 use super::drive::Drive;
 use super::guest::Guest;
@@ -50,6 +51,11 @@ pub(super) fn finish(guest: &Guest, deadline: Deadline) -> Answer {
             streams::notice(&why);
         }
         std::thread::sleep(INTERVAL);
+    }
+    // `stop` may have ended before. Otherwise no third node would start the guest.
+    let name = &guest.parameters.name;
+    if guest.handover().is_none() {
+        guest.cluster.forget_move(name, Side::Source);
     }
     Answer::Success
 }
