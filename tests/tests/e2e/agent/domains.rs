@@ -104,6 +104,18 @@ fn a_domain_starts_moves_and_stops() {
     assert(0, "monitor", OK);
     assert(1, "monitor", NOT_RUNNING);
 
+    // Without its libvirt daemon the guest is here all the same.
+    hosts[0].kill_daemon().unwrap();
+    for action in ["monitor", "start"] {
+        let (answer, said) = act(0, action, (20, &[]));
+        assert_eq!(answer, Some(OK), "{action}: {said}");
+    }
+    let (moved, said) = act(0, "migrate_to", (4, &[]));
+    assert_eq!(moved, Some(FAILED), "{said}");
+    assert!(said.contains("libvirt daemon does not answer"), "{said}");
+    hosts[0].start_daemon().unwrap();
+    assert(0, "monitor", OK);
+
     // Nothing is pushed, so the migration stays in post-copy. It is not stored for another engine.
     let stay = [
         ("mode", "postcopy"),
