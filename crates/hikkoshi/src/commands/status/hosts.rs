@@ -131,7 +131,7 @@ fn hosts(args: &HostArgs) -> Result<Vec<Asked<'_>>, Exit> {
     }
 }
 
-/// Asks all at once: one that does not answer delays no other one.
+/// Asks all at once, and has all answers when the last one is there, or given up.
 fn ask_all(
     asked: &[Asked<'_>],
     args: &HostArgs,
