@@ -147,7 +147,9 @@ impl Cluster {
         }
         // It is there, perhaps again.
         let noted = attribute(&side.other().attribute(guest), &peer);
-        noted.as_deref() != Some(node)
+        // A query that has failed is not the answer that nothing is noted: then this node's own
+        // note, which is there, is not found either.
+        noted.as_deref() != Some(node) && (noted.is_some() || self.peer(guest, side).is_some())
     }
 }
 
