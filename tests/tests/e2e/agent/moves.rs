@@ -39,15 +39,9 @@ fn a_guest_starts_moves_and_stops() {
     cluster.assert(1, "stop", OK);
 }
 
-/// A guest that is handed over and not finished is neither active at its source nor ended there,
-/// and is not started from its disk. A killed engine is resumed.
-#[test]
-#[ignore = "a guest and several engines: make test-cluster"]
-fn pages_that_are_owed_are_sent() {
-    let cluster = Cluster::start();
-    let here = cluster.start_guest(0);
-    let expected = cluster.expect(1);
-    // Nothing is pushed, so the migration stays in post-copy. It is not stored for another engine.
+/// Moves the guest by post-copy, in which it stays: nothing is pushed. That option is not stored
+/// for another engine.
+fn hand_over(cluster: &Cluster) {
     let stay = With {
         parameters: &[
             ("mode", "postcopy"),
@@ -57,6 +51,17 @@ fn pages_that_are_owed_are_sent() {
     };
     let moved = cluster.act(0, "migrate_to", stay);
     assert_eq!(moved.code, Some(OK), "{}", moved.stderr);
+}
+
+/// A guest that is handed over and not finished is neither active at its source nor ended there,
+/// and is not started from its disk. A killed engine is resumed.
+#[test]
+#[ignore = "a guest and several engines: make test-cluster"]
+fn pages_that_are_owed_are_sent() {
+    let cluster = Cluster::start();
+    let here = cluster.start_guest(0);
+    let expected = cluster.expect(1);
+    hand_over(&cluster);
     let there = cluster.received(1, expected);
     let short = With {
         timeout: Some(4),
@@ -99,15 +104,7 @@ fn a_guest_that_is_lost_at_its_destination_is_over_on_both_nodes() {
     let cluster = Cluster::start();
     let here = cluster.start_guest(0);
     let expected = cluster.expect(1);
-    let stay = With {
-        parameters: &[
-            ("mode", "postcopy"),
-            ("options", "--background-delay 3600000"),
-        ],
-        ..With::default()
-    };
-    let moved = cluster.act(0, "migrate_to", stay);
-    assert_eq!(moved.code, Some(OK), "{}", moved.stderr);
+    hand_over(&cluster);
     let there = cluster.received(1, expected);
     cluster.assert(0, "monitor", NOT_RUNNING);
     there.kill();
