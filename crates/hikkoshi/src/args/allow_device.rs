@@ -42,8 +42,9 @@ pub(crate) struct AllowSource {
 
     /// Move a guest that a manager such as OpenStack or Proxmox VE seems to own
     ///
-    /// Its QEMU's command line shows that. The manager does not know of the move: it may start the
-    /// guest a second time, or end it while its pages are sent.
+    /// Its QEMU's command line shows that, or the mark of Pacemaker's resource agent. The manager
+    /// does not know of the move: it may start the guest a second time, or end it while its pages
+    /// are sent.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_managed: bool,
 }

@@ -116,6 +116,14 @@ fn a_domain_is_received_by_a_daemon() {
     served.end();
 }
 
+/// Two domains that run at the source.
+fn two_domains(test: &LibvirtTest) -> [Domain<'_>; 2] {
+    ["first", "second"].map(|name| {
+        let workload = Workload::verify(16).option("every_ms", 200);
+        Domain::boot(&test.hosts, DomainConfig::new(name, workload)).unwrap()
+    })
+}
+
 /// All domains of a host are moved by one command, without their names.
 #[test]
 #[ignore = "two hosts with libvirt: make test-daemon"]
@@ -125,10 +133,7 @@ fn a_host_with_domains_is_evacuated() {
     };
     let env = &test.env;
     let [from, to] = test.hosts();
-    let domains = ["first", "second"].map(|name| {
-        let workload = Workload::verify(16).option("every_ms", 200);
-        Domain::boot(&test.hosts, DomainConfig::new(name, workload)).unwrap()
-    });
+    let domains = two_domains(&test);
     let (daemon, source) = admitting_daemon(env, to, &env.folder().join("run"));
     let mut command = from.command(hikkoshi());
     let address = format!("{}:7100", to.address());
@@ -156,10 +161,7 @@ fn two_domains_are_received_at_once() {
     };
     let env = &test.env;
     let [from, to] = test.hosts();
-    let domains = ["first", "second"].map(|name| {
-        let workload = Workload::verify(16).option("every_ms", 200);
-        Domain::boot(&test.hosts, DomainConfig::new(name, workload)).unwrap()
-    });
+    let domains = two_domains(&test);
     let held = HeldCreation::start(to);
     let run = env.folder().join("run");
     let daemon = daemon_on(to, &run, &[]);
