@@ -1,4 +1,4 @@
-//! Engines are killed in each stage of a move.
+//! Engines and agents are killed in each stage of a move.
 
 use crate::stages::{Held, Stage};
 use hikkoshi_tests::{LONG, eventually, log};
@@ -68,4 +68,52 @@ fn the_destinations_engine_is_killed_around_the_switchover() {
 #[ignore = "a cluster: make test-cluster"]
 fn the_destinations_engine_is_killed_in_postcopy() {
     are_killed(Stage::Postcopy, "n2", DESTINATION);
+}
+
+/// Kills the agents that wait for the move: it is finished nevertheless, and Pacemaker watches the
+/// guest again.
+fn agents_are_killed(stage: Stage) {
+    let mut held = Held::in_stage(stage);
+    let (node, action, watches) = match stage {
+        Stage::Precopy | Stage::Switchover => ("n1", "migrate_to", "watch-sent"),
+        Stage::Postcopy => ("n2", "migrate_from", "watch-received"),
+    };
+    let agents = |action| {
+        let node = held.laboratory.node(node);
+        node.processes_with(&["ocf-agent", action])
+    };
+    eventually("the move to be watched", || match agents(watches).len() {
+        0 => Err("nothing watches it".to_owned()),
+        _ => Ok(()),
+    });
+    let killed = agents(action);
+    assert!(!killed.is_empty(), "no agent on {node}");
+    for agent in killed {
+        kill_process(Pid::from_raw(agent.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    }
+    held.laboratory
+        .wait("the action to fail", |status| status.resource("web").failed);
+    held.finish();
+    let laboratory = &held.laboratory;
+    laboratory.wait_on("web", "n2");
+    laboratory.assert_whole("web", 1);
+    assert!(laboratory.cluster.power().fenced().is_empty());
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_sources_agent_is_killed_in_precopy() {
+    agents_are_killed(Stage::Precopy);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_sources_agent_is_killed_around_the_switchover() {
+    agents_are_killed(Stage::Switchover);
+}
+
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn the_destinations_agent_is_killed_in_postcopy() {
+    agents_are_killed(Stage::Postcopy);
 }

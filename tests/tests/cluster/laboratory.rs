@@ -79,7 +79,7 @@ impl Resource {
              op start timeout=120s interval=0 op stop timeout=300s interval=0 on-fail=fence \
              op monitor timeout=60s interval=4s \
              op migrate_to timeout=300s interval=0 on-fail=block \
-             op migrate_from timeout=300s interval=0 on-fail=restart meta allow-migrate=true\n"
+             op migrate_from timeout=300s interval=0 on-fail=block meta allow-migrate=true\n"
         )
     }
 }
@@ -177,10 +177,29 @@ impl Laboratory {
         self.cluster.node(name)
     }
 
-    /// Waits until Pacemaker says what is wanted.
-    pub(crate) fn wait(&self, what: &str, wanted: impl FnMut(&Status) -> bool) {
-        if let Err(error) = self.cluster.wait(what, LONG, wanted) {
+    /// Waits until Pacemaker says what is wanted. Meanwhile no guest's disk is in use twice.
+    pub(crate) fn wait(&self, what: &str, mut wanted: impl FnMut(&Status) -> bool) {
+        let waited = self.cluster.wait(what, LONG, |status| {
+            for guest in &self.guests {
+                self.assert_disk_used_once(guest);
+            }
+            wanted(status)
+        });
+        if let Err(error) = waited {
             panic!("{error}");
+        }
+    }
+
+    fn assert_disk_used_once(&self, guest: &ClusterGuest) {
+        let locks = guest.lock_disk();
+        if locks.len() > 1 {
+            let names: Vec<_> = locks.iter().map(|machine| machine.name()).collect();
+            never_retried(format_args!("a disk was used twice: {names:?}"));
+            panic!(
+                "the disk of {} is used by {names:?}\n{}",
+                guest.name(),
+                self.cluster.report()
+            );
         }
     }
 
@@ -236,6 +255,7 @@ impl Laboratory {
         guest.wait_beat(LONG).unwrap();
         assert_eq!(guest.record().unwrap().0, runs, "{:?}", guest.ran());
         self.wait("no other QEMU to be left", |_| guest.alive().len() == 1);
+        assert_eq!(guest.lock_disk().len(), 1, "its locks are not seen");
         self.assert_once(guest);
         log(format!("{} is whole, in run {runs}", guest.name()));
     }

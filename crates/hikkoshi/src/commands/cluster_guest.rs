@@ -14,6 +14,10 @@ use crate::output::reason::Reason;
 /// The agent's folder in the run folder.
 const FOLDER: &str = "cluster";
 
+/// What is to be done with such a guest.
+const INSTEAD: &str = "Move it by 'crm resource move' or a standby of the node; with \
+                       --allow-managed it is moved all the same";
+
 /// A file of the agent about the guest, whose folder exists.
 ///
 /// # Errors
@@ -42,37 +46,38 @@ pub(super) fn mark(run: &Path, name: &str, is_active: bool) -> io::Result<()> {
     }
 }
 
-/// Refuses to move a guest that is marked: that of a QMP socket, or else the domain.
-///
-/// # Errors
-/// It is, and nothing was tried.
-pub(super) fn refuse(run: &Path, qmp: Option<&Path>, domain: &str) -> Result<(), Exit> {
+/// Why a guest that is marked is not moved: that of a QMP socket, or else the domain.
+pub(super) fn obstacle(run: &Path, qmp: Option<&Path>, domain: &str) -> Option<String> {
     let run = absolute(run);
     let name = match qmp {
         None => domain,
         Some(path) => {
             let name = path.file_stem().and_then(|name| name.to_str());
-            match name.filter(|name| machines::socket(&run, name) == absolute(path)) {
-                Some(name) => name,
-                None => return Ok(()),
-            }
+            name.filter(|name| machines::socket(&run, name) == absolute(path))?
         }
     };
     let mark = run.join(FOLDER).join(format!("{name}.active"));
-    if !mark.try_exists().unwrap_or(true) {
-        return Ok(());
+    mark.try_exists().unwrap_or(true).then(|| {
+        format!(
+            "Pacemaker manages the guest {name} ({}): it would not know of the move, and start \
+             the guest again. {INSTEAD}",
+            mark.display()
+        )
+    })
+}
+
+/// Refuses to move such a guest.
+///
+/// # Errors
+/// It is marked, and nothing was tried.
+pub(super) fn refuse(run: &Path, qmp: Option<&Path>, domain: &str) -> Result<(), Exit> {
+    match obstacle(run, qmp, domain) {
+        None => Ok(()),
+        Some(what) => {
+            let exit = Exit::new(ExitStatus::Usage, Reason::Unsupported, what);
+            Err(exit.with("nothing was tried"))
+        }
     }
-    let what = format!(
-        "Pacemaker manages the guest {name} ({}): it would not know of the move, and start the \
-         guest again",
-        mark.display()
-    );
-    Err(
-        Exit::new(ExitStatus::Usage, Reason::Unsupported, what).with(
-            "nothing was tried. Move it by 'crm resource move' or a standby of the node; with \
-             --allow-managed it is moved all the same",
-        ),
-    )
 }
 
 #[cfg(test)]

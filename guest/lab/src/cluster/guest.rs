@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -73,6 +73,30 @@ impl Machine {
 
     fn ended(&self) -> Option<Duration> {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its QEMU has the guest's disk open as a running guest has it: by its locks on the
+    /// image, of which QEMU takes one for each permission, on the bytes from 100 on
+    /// (`file-posix.c`). A lock that hikkoshi keeps is on an image in memory.
+    pub fn locks_disk(&self) -> bool {
+        let is_lock = |line: &str| {
+            let from = line.split_whitespace().rev().nth(1);
+            let from = from.and_then(|from| from.parse::<u64>().ok());
+            line.contains("OFDLCK") && from.is_some_and(|from| (100..300).contains(&from))
+        };
+        let folder = format!("/proc/{}/fdinfo", self.pid);
+        let descriptors = fs::read_dir(folder).into_iter().flatten().flatten();
+        descriptors.into_iter().any(|descriptor| {
+            let number = descriptor.file_name();
+            let open = Path::new("/proc")
+                .join(self.pid.to_string())
+                .join("fd")
+                .join(number);
+            let is_in_memory =
+                fs::read_link(open).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
+            let info = fs::read_to_string(descriptor.path()).unwrap_or_default();
+            !is_in_memory && info.lines().any(is_lock)
+        })
     }
 
     /// QEMU's status of the guest: `running`, `paused`, `inmigrate`, ….
@@ -264,6 +288,16 @@ impl ClusterGuest {
         let pairs = ran.windows(2);
         let mut twice = pairs.filter(|pair| pair[0].to.is_none_or(|to| to > pair[1].from));
         twice.next().map(|pair| [pair[0].clone(), pair[1].clone()])
+    }
+
+    /// The machines that have its disk open as a running guest has it.
+    pub fn lock_disk(&self) -> Vec<Arc<Machine>> {
+        let mut machines = self.alive();
+        // One may have handed the disk over to another one between two looks.
+        for _ in 0..2 {
+            machines.retain(|machine| machine.locks_disk());
+        }
+        machines
     }
 
     /// Makes the guest check every page where it runs now, and returns its verdict.

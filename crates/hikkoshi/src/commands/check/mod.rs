@@ -13,6 +13,7 @@ use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{Checked, DestinationLine, DiskSelection, OfferedMachine};
 
 use crate::args::{AllowSource, Check, DomainArgs};
+use crate::commands::cluster_guest;
 use crate::commands::print_result::write_result;
 use crate::output::check::{CheckReport, readable};
 use crate::output::exit::{Exit, ExitStatus};
@@ -45,8 +46,13 @@ pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
             "the destination was not asked: the guest's memory cannot be described".to_owned(),
         )),
     };
-    let unfinished = unfinished::obstacles(args, checked.guest.pid);
-    let written = CheckReport::new(&checked, unfinished, destination.as_ref());
+    let mut obstacles = unfinished::obstacles(args, checked.guest.pid);
+    if !args.allow.allow_managed {
+        let domain = args.domain.domain.as_deref().unwrap_or_default();
+        let (run, qmp) = (args.journals.path(), args.qmp.as_deref());
+        obstacles.extend(cluster_guest::obstacle(&run, qmp, domain));
+    }
+    let written = CheckReport::new(&checked, obstacles, destination.as_ref());
     if args.json.as_deref() != Some("-".as_ref()) {
         streams::to_stdout(&readable(&written));
     }

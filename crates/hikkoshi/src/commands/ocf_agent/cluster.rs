@@ -6,16 +6,19 @@
 //! whether it has been there all the time: one that is back after its fencing has nothing of the
 //! guest.
 //!
-//! Without a cluster, or if it does not answer, a node is never taken for gone.
+//! Without a cluster, or if it does not answer, a node is never taken for gone; and if it does not
+//! answer, no guest is started.
 
 use std::collections::BTreeSet;
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use error_reporter::Report;
 
 use crate::output::streams;
+
+/// What `attrd_updater` exits with if there is no such attribute: 2.1.5 with `CRM_EX_CONFIG`;
+/// `CRM_EX_NOSUCH` is Pacemaker's code for what there is not.
+const NO_SUCH: [i32; 2] = [78, 105];
 
 /// The cluster, as this node sees it.
 #[derive(Debug, Clone)]
@@ -84,27 +87,39 @@ impl Cluster {
         }
     }
 
+    /// Removes the note of a move from this node, if there is one: the guest is here, and is not
+    /// moved.
+    pub(super) fn forget_sent(&self, guest: &str) {
+        if let Some(to) = self.peer(guest, Side::Source) {
+            self.forget_failed_move(guest, &to);
+        }
+    }
+
     /// Removes the note of a move to this node, if its source is not at it.
     pub(super) fn forget_received(&self, guest: &str) {
         let Some(source) = self.peer(guest, Side::Destination) else {
             return;
         };
         let noted = attribute(&Side::Source.attribute(guest), &source);
-        if noted != self.node {
+        if noted.is_ok_and(|noted| noted != self.node) {
             self.forget_move(guest, Side::Destination);
         }
     }
 
     /// Another node to which a move of the guest was begun, and that has not been told that it is
     /// over. If the source is fenced then, Pacemaker does not know that the guest may run there.
-    pub(super) fn other_destination(&self, guest: &str) -> Option<String> {
-        let node = self.node.as_ref()?;
-        let name = Side::Destination.attribute(guest);
-        let text = output("attrd_updater", &["-Q", "-A", "-n", &name])?;
+    ///
+    /// # Errors
+    /// Pacemaker does not say it.
+    pub(super) fn other_destination(&self, guest: &str) -> Result<Option<String>, String> {
+        let Some(node) = &self.node else {
+            return Ok(None);
+        };
+        let text = query(&["-A", "-n", &Side::Destination.attribute(guest)])?;
         let noted = text.lines().filter(|line| value(line, "value").is_some());
-        noted
+        Ok(noted
             .filter_map(|line| value(line, "host"))
-            .find(|host| host != node)
+            .find(|host| host != node))
     }
 
     /// Whether a node is known not to be a member.
@@ -112,22 +127,22 @@ impl Cluster {
         self.node.is_some() && members().is_some_and(|members| !members.contains(other))
     }
 
-    /// A move from here has failed, and the guest stays: Pacemaker looks at it again.
-    pub(super) fn refresh_later(&self, resource: &str, after: Option<Duration>) {
-        if self.node.is_some()
-            && let Some(after) = after
-            && let Err(error) = refresh(resource, after)
-        {
-            streams::notice(&format!(
-                "asking Pacemaker to look again: {}",
-                Report::new(&error)
-            ));
+    /// Has Pacemaker look for the resource again, on all nodes.
+    pub(super) fn refresh(&self, resource: &str) {
+        if self.node.is_none() {
+            return;
+        }
+        let arguments = ["--refresh", "--resource", resource];
+        if let Err(failed) = run("crm_resource", &arguments) {
+            let why = failed.why;
+            streams::notice(&format!("asking Pacemaker to look again: {why}"));
         }
     }
 
     /// The other node of the move of which this node is `side`, if it is noted.
     pub(super) fn peer(&self, guest: &str, side: Side) -> Option<String> {
-        attribute(&side.attribute(guest), self.node.as_ref()?)
+        let noted = attribute(&side.attribute(guest), self.node.as_ref()?);
+        noted.unwrap_or_default()
     }
 
     /// Whether the other node has left the cluster since the move began, which this node knows for
@@ -147,9 +162,7 @@ impl Cluster {
         }
         // It is there, perhaps again.
         let noted = attribute(&side.other().attribute(guest), &peer);
-        // A query that has failed is not the answer that nothing is noted: then this node's own
-        // note, which is there, is not found either.
-        noted.as_deref() != Some(node) && (noted.is_some() || self.peer(guest, side).is_some())
+        noted.is_ok_and(|noted| noted.as_ref() != Some(node))
     }
 }
 
@@ -160,25 +173,21 @@ pub(super) fn own_name() -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Has Pacemaker look at all nodes again for this resource, later: this action's failure is
-/// recorded when it has ended.
-fn refresh(resource: &str, after: Duration) -> std::io::Result<()> {
-    const SCRIPT: &str = "sleep \"$1\"; exec crm_resource --refresh --resource \"$2\"";
-    let seconds = after.as_secs().to_string();
-    Command::new("sh")
-        .args(["-c", SCRIPT, "sh", &seconds, resource])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .map(drop)
+/// The value of a node's attribute, if it has one.
+///
+/// # Errors
+/// Pacemaker does not say it.
+fn attribute(name: &str, node: &str) -> Result<Option<String>, String> {
+    Ok(value(&query(&["-n", name, "-N", node])?, "value"))
 }
 
-/// The value of a node's attribute.
-fn attribute(name: &str, node: &str) -> Option<String> {
-    let text = output("attrd_updater", &["-Q", "-n", name, "-N", node])?;
-    value(&text, "value")
+/// What Pacemaker says of attributes: nothing if there is none.
+fn query(arguments: &[&str]) -> Result<String, String> {
+    match run("attrd_updater", &[&["-Q"], arguments].concat()) {
+        Err(failed) if failed.code.is_some_and(|code| NO_SUCH.contains(&code)) => Ok(String::new()),
+        Err(failed) => Err(format!("asking Pacemaker for attributes: {}", failed.why)),
+        Ok(text) => Ok(text),
+    }
 }
 
 /// Removes a node's attribute.
@@ -202,14 +211,38 @@ fn value(text: &str, what: &str) -> Option<String> {
 
 /// What a program of Pacemaker writes, if it succeeds.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    run(program, arguments).ok()
+}
+
+/// A program of Pacemaker has failed.
+#[derive(Debug)]
+struct Failed {
+    /// Its exit code, if it has run to its end.
+    code: Option<i32>,
+    /// For people.
+    why: String,
+}
+
+/// Runs a program of Pacemaker. Returns what it writes.
+fn run(program: &str, arguments: &[&str]) -> Result<String, Failed> {
     let mut command = Command::new(program);
-    command.args(arguments);
-    command.stdin(Stdio::null()).stderr(Stdio::null());
-    let output = command.output().ok()?;
-    output
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    command.args(arguments).stdin(Stdio::null());
+    let output = command.output().map_err(|error| Failed {
+        code: None,
+        why: format!("{program}: {}", Report::new(&error)),
+    })?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(Failed {
+            code: output.status.code(),
+            why: format!(
+                "{program}: {} ({})",
+                text(&output.stderr).trim(),
+                output.status
+            ),
+        }),
+    }
 }
 
 #[cfg(test)]

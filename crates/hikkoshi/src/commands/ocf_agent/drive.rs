@@ -94,10 +94,7 @@ impl<'a> Drive<'a> {
             Ok(None) => None,
             Ok(Some(answer)) => {
                 monitor::report(self.guest, action, found);
-                if matches!(found.state, State::Absent | State::Running) {
-                    let name = &self.guest.parameters.name;
-                    self.guest.cluster.forget_received(name);
-                }
+                self.forget_moves(found.state);
                 Some(answered(action, answer, found))
             }
             Err(why) => {
@@ -110,6 +107,19 @@ impl<'a> Drive<'a> {
                 self.deadline.pause();
                 None
             }
+        }
+    }
+
+    /// Removes the notes of moves that are over.
+    fn forget_moves(&self, state: State) {
+        let (cluster, name) = (&self.guest.cluster, &self.guest.parameters.name);
+        match state {
+            State::Absent => cluster.forget_received(name),
+            State::Running => {
+                cluster.forget_received(name);
+                cluster.forget_sent(name);
+            }
+            _ => {}
         }
     }
 
@@ -161,7 +171,7 @@ impl<'a> Drive<'a> {
             // The guest cannot be shut down without it; it may come back.
             Step::EndQemu
                 if found.state == State::Unreached && !deadline.earlier(END_RESERVE).is_over() => {}
-            Step::EndQemu => end::end_qemu(guest, found)?,
+            Step::EndQemu => end::end_qemu(guest, found, deadline)?,
             Step::GiveUp => end::give_up(guest, found, deadline)?,
             Step::Cancel => {
                 if let Err(why) = guest.control("cancel") {

@@ -1,11 +1,14 @@
 //! Ends a QEMU in which the guest does not run, or whose guest is lost, and what is left of it.
 
 use std::time::Duration;
+use std::{fs, io};
 
 use error_reporter::Report;
 use hikkoshi_account::Side;
 use hikkoshi_linux::Process;
+use rustix::process::Signal;
 
+use super::cluster;
 use super::deadline::Deadline;
 use super::guest::{Found, Guest, Journal};
 use super::state::State;
@@ -17,7 +20,7 @@ use crate::output::streams;
 const NOTICE: Duration = Duration::from_secs(3);
 
 /// Ends its QEMU, as part of `found`. Repeated until nothing is left.
-pub(super) fn end_qemu(guest: &Guest, found: &Found) -> Result<(), String> {
+pub(super) fn end_qemu(guest: &Guest, found: &Found, deadline: Deadline) -> Result<(), String> {
     match found.state {
         State::Moved => {
             kill(guest, found.source.as_ref())?;
@@ -26,17 +29,31 @@ pub(super) fn end_qemu(guest: &Guest, found: &Found) -> Result<(), String> {
                 guest.restore(journal).map_err(text)?;
             }
         }
-        State::Ready => {
-            kill(guest, found.destination.as_ref())?;
-            // Its engine notes that the guest never ran, for the source.
-            if let Some(journal) = found.destination.as_ref().filter(|journal| !journal.held) {
-                guest.give_up_received(journal, false).map_err(text)?;
-            }
-        }
+        State::Ready | State::Incoming => end_waiting(guest, found, deadline)?,
         _ => {
             kill(guest, found.destination.as_ref())?;
             end_marked(guest);
         }
+    }
+    Ok(())
+}
+
+/// Ends a QEMU to which the guest was not handed over, as part of `found`. Its engine is paused
+/// meanwhile: the source may decide at any moment that the guest runs here.
+fn end_waiting(guest: &Guest, found: &Found, deadline: Deadline) -> Result<(), String> {
+    let paused = PausedEngines::new(guest, Side::Destination, deadline);
+    if guest.look().state != found.state {
+        return Ok(());
+    }
+    kill(guest, found.destination.as_ref())?;
+    drop(paused);
+    // Its engine notes that the guest never ran, for the source.
+    match found.destination.as_ref() {
+        Some(journal) if found.state == State::Ready && !journal.held => {
+            guest.give_up_received(journal, false).map_err(text)?;
+        }
+        Some(_) if found.state == State::Ready => {}
+        _ => end_marked(guest),
     }
     Ok(())
 }
@@ -58,7 +75,13 @@ pub(super) fn give_up(guest: &Guest, found: &Found, deadline: Deadline) -> Resul
         // It still tries to reach the source.
         kill_engines(guest, Side::Destination);
     }
-    guest.give_up_received(journal, true).map_err(text)
+    guest.give_up_received(journal, true).map_err(text)?;
+    if !journal.path.exists() {
+        // Its source, if that is there, need not wait for it any more.
+        let name = &guest.parameters.name;
+        guest.cluster.forget_move(name, cluster::Side::Destination);
+    }
+    Ok(())
 }
 
 /// The guest was handed over to a node that is gone. What is here is a moment of the past, and is
@@ -110,21 +133,67 @@ fn end_marked(guest: &Guest) {
 
 /// Kills the engines of the guest on one side.
 fn kill_engines(guest: &Guest, side: Side) {
-    let engines = guest.migrations();
-    let engines = engines.iter().filter(|seen| seen.is_running());
-    for engine in engines.filter(|seen| seen.migration.side == side) {
-        if let Ok(process) = Process::open(engine.migration.pid)
-            && let Err(error) = process.kill()
-        {
-            streams::notice(&format!(
-                "killing the engine (process {}): {}",
-                engine.migration.pid,
-                Report::new(&error)
-            ));
+    for engine in engines(guest, side) {
+        report("killing", &engine, engine.kill());
+    }
+}
+
+/// The engines of the guest on one side.
+fn engines(guest: &Guest, side: Side) -> Vec<Process> {
+    let seen = guest.migrations();
+    let seen = seen.iter().filter(|seen| seen.is_running());
+    seen.filter(|seen| seen.migration.side == side)
+        .filter_map(|seen| Process::open(seen.migration.pid).ok())
+        .collect()
+}
+
+fn report(doing: &str, engine: &Process, result: io::Result<()>) {
+    if let Err(error) = result {
+        let (pid, error) = (engine.pid(), Report::new(&error));
+        streams::notice(&format!("{doing} the engine (process {pid}): {error}"));
+    }
+}
+
+/// Whether none of its threads runs.
+fn has_paused(engine: &Process) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", engine.pid())) else {
+        return true;
+    };
+    // proc(5): the state follows the name, which is in parentheses.
+    let has_paused = |stat: &str| {
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    threads.flatten().all(|thread| {
+        fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| has_paused(&stat))
+    })
+}
+
+/// Engines that do nothing until this is dropped.
+#[derive(Debug)]
+struct PausedEngines(Vec<Process>);
+
+impl PausedEngines {
+    fn new(guest: &Guest, side: Side, deadline: Deadline) -> Self {
+        let engines = Self(engines(guest, side));
+        for engine in &engines.0 {
+            report("pausing", engine, engine.signal(Signal::STOP));
+        }
+        deadline
+            .within(NOTICE)
+            .wait(|| engines.0.iter().all(has_paused));
+        engines
+    }
+}
+
+impl Drop for PausedEngines {
+    fn drop(&mut self) {
+        for engine in &self.0 {
+            report("resuming", engine, engine.signal(Signal::CONT));
         }
     }
 }
 
-fn text(error: std::io::Error) -> String {
+fn text(error: io::Error) -> String {
     Report::new(&error).to_string()
 }

@@ -67,7 +67,12 @@ impl Guest {
 
     /// Starts this program with these arguments, in a process group of its own. It writes its
     /// messages to that file of the agent.
-    pub(super) fn spawn(&self, log: &str, arguments: &[impl AsRef<OsStr>]) -> io::Result<Child> {
+    pub(super) fn spawn(
+        &self,
+        log: &str,
+        arguments: &[impl AsRef<OsStr>],
+        stdin: Stdio,
+    ) -> io::Result<Child> {
         let mut options = OpenOptions::new();
         let log = options
             .create(true)
@@ -79,7 +84,7 @@ impl Guest {
         let mut command = own_executable::command();
         command
             .args(arguments)
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(log.try_clone()?)
             .stderr(log)
             .process_group(0)
@@ -131,7 +136,8 @@ impl Guest {
             words.push(more.program);
             words.extend(more.arguments);
         }
-        self.spawn(LOG, &words).map_err(|error| error.to_string())
+        self.spawn(LOG, &words, Stdio::null())
+            .map_err(|error| error.to_string())
     }
 
     /// What the engine of the last move has written at its end.
@@ -181,7 +187,7 @@ impl Guest {
         }
         let path = journal.path.display();
         let words = [E::COMMAND.to_owned(), format!("--resume={path}")];
-        self.spawn(LOG, &words).map(Some)
+        self.spawn(LOG, &words, Stdio::null()).map(Some)
     }
 
     /// Whether a daemon runs with this run folder.
@@ -193,7 +199,7 @@ impl Guest {
     pub(super) fn restore(&self, journal: &Journal) -> io::Result<()> {
         let path = journal.path.display();
         let words = [SourceEntry::COMMAND.to_owned(), format!("--resume={path}")];
-        self.spawn(LOG, &words)?.wait().map(drop)
+        self.spawn(LOG, &words, Stdio::null())?.wait().map(drop)
     }
 
     /// Gives up a migration to here, and waits for that. `lost`: also if the guest has run here.
@@ -207,7 +213,7 @@ impl Guest {
         if lost {
             words.push("--other-side-is-lost".to_owned());
         }
-        self.spawn(LOG, &words)?.wait().map(drop)
+        self.spawn(LOG, &words, Stdio::null())?.wait().map(drop)
     }
 
     /// Ends pre-copy, or cancels the move: `switch` or `cancel`. What it answers, if it refuses.

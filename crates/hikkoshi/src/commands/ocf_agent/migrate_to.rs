@@ -118,11 +118,8 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
 
 /// The guest was not moved.
 fn stays(guest: &Guest, node: &str, why: &str) -> Answer {
-    let parameters = &guest.parameters;
-    guest.cluster.forget_failed_move(&parameters.name, node);
-    guest
-        .cluster
-        .refresh_later(&parameters.resource, parameters.refresh);
+    let name = &guest.parameters.name;
+    guest.cluster.forget_failed_move(name, node);
     streams::ocf_exit_reason(&format!("the guest was not moved and stays here: {why}"));
     Answer::Failed
 }

@@ -13,7 +13,7 @@
 //! | `table` | states and actions: what is done and answered |
 //! | `state`, `guest` | the states; what is found of a guest |
 //! | `start`, `stop`, `end`, `migrate_to`, `monitor`, `validate` | what the actions do |
-//! | `watch` | resumes the source's engine while Pacemaker asks nothing there |
+//! | `watch` | processes that watch a move, and outlive the agents |
 //! | `engines` | processes of this program that move the guest |
 //! | `cluster` | what Pacemaker knows of the other node |
 //! | `parameters`, `metadata`, `answer`, `deadline` | OCF |
@@ -47,6 +47,7 @@ use deadline::Deadline;
 use guest::Guest;
 use parameters::{Invalid, Parameters};
 use table::Action;
+use watch::Watch;
 
 /// What is said about the actions, if one that does not exist is asked for.
 const USAGE: &str = "an action of OCF: start, stop, monitor, migrate_to, migrate_from, \
@@ -133,10 +134,9 @@ fn answer(
         }
         "migrate_to" => match meta("migrate_target") {
             Some(node) => {
+                let watch = Watch::begin(guest, watch::SENT);
                 let answer = migrate_to::migrate_to(guest, &node, deadline);
-                if answer == Answer::Success {
-                    watch::leave_behind(guest);
-                }
+                watch.end(answer);
                 answer
             }
             None => refuse(Invalid::new(
@@ -144,8 +144,13 @@ fn answer(
                 "OCF_RESKEY_CRM_meta_migrate_target is missing: which node the guest moves to",
             )),
         },
-        watch::ACTION => watch::finish(guest, deadline),
-        "migrate_from" => drive::drive(guest, Action::MigrateFrom, deadline),
+        "migrate_from" => {
+            let watch = Watch::begin(guest, watch::RECEIVED);
+            let answer = drive::drive(guest, Action::MigrateFrom, deadline);
+            watch.end(answer);
+            answer
+        }
+        watch::SENT | watch::RECEIVED => watch::watch(guest, action, deadline),
         other => refuse(Invalid::new(
             Answer::Unimplemented,
             format!("'{other}' is not {USAGE}"),

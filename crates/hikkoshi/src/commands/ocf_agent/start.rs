@@ -31,7 +31,7 @@ pub(super) fn run(guest: &Guest) -> Result<(), String> {
 
 /// Starts its QEMU, and waits until that can be asked.
 pub(super) fn boot(guest: &Guest, deadline: Deadline) -> Result<(), String> {
-    if let Some(node) = guest.cluster.other_destination(&guest.parameters.name) {
+    if let Some(node) = guest.cluster.other_destination(&guest.parameters.name)? {
         return Err(format!(
             "a move of the guest to {node} was begun, and its end is not known: it may run there \
              without Pacemaker's knowledge. A start on {node} takes it over, or ends it"

@@ -1,7 +1,9 @@
 //! `hikkoshi status --host`: several hosts, each asked by ssh or by a certificate.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::process::Command;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,7 @@ use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::TlsClient;
+use hikkoshi_status::HostStatus;
 
 use super::{is_meant, terminal};
 use crate::args::{HostArgs, HostQuestion, MigrationStatus, Security, Words, daemon_address};
@@ -20,7 +23,7 @@ use crate::output::status::{SeenHost, SeenMigration, host_json, hosts_table};
 use crate::output::streams;
 use crate::security;
 
-/// How often it is repeated.
+/// How long after an answer a host is asked again.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// How often to check for a signal.
@@ -28,6 +31,9 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// The most hosts: each is asked by a thread.
 const MAX_HOSTS: usize = 128;
+
+/// What a host answers, or why it does not.
+type Answer = Result<HostStatus, String>;
 
 /// How a host is asked.
 enum Way {
@@ -44,51 +50,107 @@ struct Asked<'a> {
 pub(super) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
     let asked = hosts(&args.others)?;
     let cancel = signals::cancel_on_signals()?;
-    let guest = args.migration.guest.as_deref();
-    let is_meant = |seen: &SeenMigration| guest.is_none_or(|guest| is_meant(seen, guest));
-    let question = match args.all || guest.is_some() {
+    let question = match args.all || args.migration.guest.is_some() {
         true => HostQuestion::All,
         false => HostQuestion::Running,
     };
-    let mut is_first = true;
-    loop {
-        let seen = ask_all(&asked, &args.others, question, &cancel);
-        if cancel.is_cancelled() {
-            return Ok(ExitStatus::Done);
+    thread::scope(|scope| {
+        let (sender, answers) = mpsc::channel();
+        for (index, host) in asked.iter().enumerate() {
+            let (sender, cancel) = (sender.clone(), &cancel);
+            let repeats = args.watch;
+            let asks = move || {
+                loop {
+                    let answer = ask(host, &args.others, question, cancel);
+                    if sender.send((index, answer)).is_err() || !repeats || !wait(cancel) {
+                        break;
+                    }
+                }
+            };
+            let thread = thread::Builder::new().name("status-host".into());
+            thread.spawn_scoped(scope, asks).map_err(|error| {
+                cancel.cancel();
+                let what = format!(
+                    "starting a thread that asks a host: {}",
+                    Report::new(&error)
+                );
+                Exit::new(ExitStatus::Failed, Reason::System, what)
+            })?;
         }
-        if args.json {
-            let texts = seen.iter().map(|host| host_json(host, is_meant));
-            if streams::try_to_stdout(&texts.collect::<String>()).is_err() {
-                // Nobody reads it any more.
-                return Ok(ExitStatus::Done);
-            }
-        } else {
-            let size = terminal::size();
+        drop(sender);
+        let status = show(args, &asked, &answers, &cancel);
+        // The threads end.
+        cancel.cancel();
+        Ok(status)
+    })
+}
+
+/// Waits for the next time to ask. Returns whether there is one.
+fn wait(cancel: &CancelFlag) -> bool {
+    let next = Instant::now() + PERIOD;
+    while Instant::now() < next && !cancel.is_cancelled() {
+        thread::sleep(TICK);
+    }
+    !cancel.is_cancelled()
+}
+
+/// Shows each answer as it comes: a host that is silent delays no other one.
+fn show(
+    args: &MigrationStatus,
+    asked: &[Asked<'_>],
+    answers: &Receiver<(usize, Answer)>,
+    cancel: &CancelFlag,
+) -> ExitStatus {
+    let guest = args.migration.guest.as_deref();
+    let is_meant = |seen: &SeenMigration| guest.is_none_or(|guest| is_meant(seen, guest));
+    let mut hosts = vec![None; asked.len()];
+    // Those that have answered since the last lines.
+    let mut answered = BTreeSet::new();
+    let mut is_first = true;
+    for (index, answer) in answers {
+        if cancel.is_cancelled() {
+            return ExitStatus::Done;
+        }
+        let host = SeenHost::new(asked[index].at, answer);
+        if args.json && streams::try_to_stdout(&host_json(&host, is_meant)).is_err() {
+            // Nobody reads it any more.
+            return ExitStatus::Done;
+        }
+        hosts[index] = Some(host);
+        answered.insert(index);
+        let seen: Vec<SeenHost> = hosts.iter().flatten().cloned().collect();
+        let are_complete = seen.len() == hosts.len();
+        let size = terminal::size();
+        let lines = || {
             let columns = size.map(|size| size.columns);
-            let lines = hosts_table(&seen, is_meant, guest.is_some(), columns);
-            match size.filter(|_| args.watch) {
-                Some(size) => streams::draw_on_stdout(&lines, size.columns, size.rows, is_first),
-                None => streams::lines_to_stdout(&lines),
+            hosts_table(&seen, is_meant, guest.is_some(), columns)
+        };
+        match size.filter(|_| args.watch) {
+            _ if args.json => {}
+            Some(size) => {
+                streams::draw_on_stdout(&lines(), size.columns, size.rows, is_first);
+                is_first = false;
             }
+            None if answered.len() == hosts.len() => {
+                streams::lines_to_stdout(&lines());
+                answered.clear();
+            }
+            None => {}
         }
         let migrations = seen.iter().flat_map(|host| &host.migrations);
         let meant: Vec<&SeenMigration> = migrations.filter(|seen| is_meant(seen)).collect();
         let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running());
-        if !args.watch || has_ended {
-            return Ok(if meant.iter().any(|seen| seen.unfinished.is_some()) {
+        if are_complete && (!args.watch || has_ended) {
+            return if meant.iter().any(|seen| seen.unfinished.is_some()) {
                 ExitStatus::Unfinished
             } else if seen.iter().any(|host| host.answer.is_err()) {
                 ExitStatus::Failed
             } else {
                 ExitStatus::Done
-            });
-        }
-        is_first = false;
-        let next = Instant::now() + PERIOD;
-        while Instant::now() < next && !cancel.is_cancelled() {
-            thread::sleep(TICK);
+            };
         }
     }
+    ExitStatus::Done
 }
 
 /// Whether other hosts are named, which can be asked: by their addresses, with these certificates.
@@ -131,40 +193,7 @@ fn hosts(args: &HostArgs) -> Result<Vec<Asked<'_>>, Exit> {
     }
 }
 
-/// Asks all at once, and has all answers when the last one is there, or given up.
-fn ask_all(
-    asked: &[Asked<'_>],
-    args: &HostArgs,
-    question: HostQuestion,
-    cancel: &CancelFlag,
-) -> Vec<SeenHost> {
-    thread::scope(|scope| {
-        let mut started = Vec::new();
-        for host in asked {
-            let thread = thread::Builder::new()
-                .name("status-host".into())
-                .spawn_scoped(scope, move || ask(host, args, question, cancel));
-            started.push((host, thread));
-        }
-        let mut seen = Vec::new();
-        for (host, thread) in started {
-            let answer = match thread.map(thread::ScopedJoinHandle::join) {
-                Ok(Ok(answer)) => answer,
-                Ok(Err(_)) => Err("the thread that asks it panicked".to_owned()),
-                Err(error) => Err(format!("starting a thread: {}", Report::new(&error))),
-            };
-            seen.push(SeenHost::new(host.at, answer));
-        }
-        seen
-    })
-}
-
-fn ask(
-    host: &Asked<'_>,
-    args: &HostArgs,
-    question: HostQuestion,
-    cancel: &CancelFlag,
-) -> Result<hikkoshi_status::HostStatus, String> {
+fn ask(host: &Asked<'_>, args: &HostArgs, question: HostQuestion, cancel: &CancelFlag) -> Answer {
     match &host.way {
         Way::Certificate(address, client) => {
             let asked = host_status::by_certificate(address, client, question, cancel);

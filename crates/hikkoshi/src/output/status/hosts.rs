@@ -18,7 +18,7 @@ const HEADINGS: [&str; 8] = [
 const LEFT_OUT: [&str; 4] = ["LOAD", "MEMORY", "AWAITED", "MOVING"];
 
 /// A host that was asked.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SeenHost {
     /// How it was named.
     pub at: String,
