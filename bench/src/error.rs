@@ -18,6 +18,9 @@ pub(crate) enum BenchError {
     /// A plot could not be drawn.
     #[error("drawing a plot")]
     Plot(#[from] DrawError),
+    /// This bench keeps no runs to continue.
+    #[error("--resume is not for a bench that has a word of --only for itself")]
+    NotResumed,
     /// No case matches the filters.
     #[error("no case matches --only; the cases are:\n{0}")]
     NothingToDo(String),

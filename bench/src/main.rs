@@ -81,24 +81,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// The benches that are no case of the plan: whether one is selected, and what runs it.
+const OTHERS: [(fn(&Args) -> bool, fn(&Args) -> Result<(), BenchError>); 6] = [
+    (dirty_rate::is_selected, dirty_rate::run),
+    (estimate::is_selected, estimate::run),
+    (disks::is_selected, disks::run),
+    (evacuation::is_selected, evacuation::run),
+    (evacuation::urgent::is_selected, evacuation::urgent::run),
+    (throughput::is_selected, throughput::run),
+];
+
 fn run_plan(args: &Args) -> Result<(), BenchError> {
-    if dirty_rate::is_selected(args) {
-        return dirty_rate::run(args);
-    }
-    if estimate::is_selected(args) {
-        return estimate::run(args);
-    }
-    if disks::is_selected(args) {
-        return disks::run(args);
-    }
-    if evacuation::is_selected(args) {
-        return evacuation::run(args);
-    }
-    if evacuation::urgent::is_selected(args) {
-        return evacuation::urgent::run(args);
-    }
-    if throughput::is_selected(args) {
-        return throughput::run(args);
+    for (is_selected, run) in OTHERS {
+        if is_selected(args) {
+            return match args.resume {
+                true => Err(BenchError::NotResumed),
+                false => run(args),
+            };
+        }
     }
     let plan = plan::Plan::new(args)?;
     if args.list {

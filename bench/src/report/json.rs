@@ -40,8 +40,8 @@ impl ResultFile {
         let networks: Vec<_> = networks.into_iter().map(network).collect();
         let host = HostInfo::collect(args.congestion.as_deref());
         let runs = match args.resume {
-            true => earlier_runs(&args.json, &host)?,
-            false => Vec::new(),
+            true if args.json.exists() => earlier_runs(&args.json, &host)?,
+            _ => Vec::new(),
         };
         let file = Self {
             host,

@@ -70,8 +70,8 @@ fn the_destinations_engine_is_killed_in_postcopy() {
     are_killed(Stage::Postcopy, "n2", DESTINATION);
 }
 
-/// Kills the agents that wait for the move: it is finished nevertheless, and Pacemaker watches the
-/// guest again.
+/// Kills the agents that wait for the move: it is finished nevertheless, and Pacemaker looks where
+/// the guest is.
 fn agents_are_killed(stage: Stage) {
     let mut held = Held::in_stage(stage);
     let (node, action, watches) = match stage {
@@ -91,8 +91,10 @@ fn agents_are_killed(stage: Stage) {
     for agent in killed {
         kill_process(Pid::from_raw(agent.cast_signed()).unwrap(), Signal::KILL).unwrap();
     }
-    held.laboratory
-        .wait("the action to fail", |status| status.resource("web").failed);
+    let failed = format!("Result of {action} operation for web on {node}: Error");
+    held.laboratory.wait("the action to fail", |_| {
+        held.laboratory.node(node).pacemaker_log().contains(&failed)
+    });
     held.finish();
     let laboratory = &held.laboratory;
     laboratory.wait_on("web", "n2");

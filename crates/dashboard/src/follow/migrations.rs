@@ -170,7 +170,10 @@ impl Migrations {
         let known = state.hosts.iter_mut().find(|it| it.asked == host.asked);
         match known {
             Some(known) => *known = host,
-            None => state.hosts.push(host),
+            None => {
+                state.hosts.push(host);
+                state.hosts.sort_by(|a, b| a.asked.cmp(&b.asked));
+            }
         }
     }
 

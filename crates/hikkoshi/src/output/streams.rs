@@ -96,13 +96,21 @@ impl Lines {
 
 /// Writes lines to standard output, after what was reported before.
 pub(crate) fn lines_to_stdout(all: &[Lines]) {
+    let _ = try_lines_to_stdout(all);
+}
+
+/// As [`lines_to_stdout`].
+///
+/// # Errors
+/// Nobody reads it any more.
+pub(crate) fn try_lines_to_stdout(all: &[Lines]) -> std::io::Result<()> {
     let shown = colours::on_stdout();
     let mut text = String::new();
     for line in all.iter().flat_map(sanitised) {
         text.push_str(&line.colour.paint(&line.text, shown));
         text.push('\n');
     }
-    let _ = write_stdout(&text);
+    write_stdout(&text)
 }
 
 /// Draws lines on the terminal of standard output, in place of what it shows. Long lines are

@@ -22,6 +22,13 @@ fn a_guest_starts_moves_and_stops() {
     behind.args(["migrate", "--qmp"]).arg(node.qmp());
     behind.arg("--journal").arg(&node.run).arg("unix:/nowhere");
     assert_command_refused(behind, 2, &["Pacemaker manages the guest web"]);
+    let mut check = Command::new(hikkoshi());
+    check.args(["check", "--qmp"]).arg(node.qmp());
+    check.arg("--journal").arg(&node.run);
+    let checked = Program::start("hikkoshi check", check).wait();
+    assert_eq!(checked.code, Some(1), "{}", checked.stdout);
+    let obstacle = "Pacemaker manages the guest web";
+    assert!(checked.stdout.contains(obstacle), "{}", checked.stdout);
 
     let expected = cluster.expect(1);
     cluster.assert(0, "migrate_to", OK);

@@ -85,7 +85,7 @@ impl Pacemaker {
                  found=1; host=${{file##*/}}; host=${{host%%.*}}\n\
                  echo \"name=\\\"$name\\\" host=\\\"$host\\\" value=\\\"$(cat \"$file\")\\\"\"\n\
                done\n\
-               [ \"$found\" ] || exit 6\n\
+               [ \"$found\" ] || exit 78\n\
              else echo \"$value\" >\"$file\"; fi"
         );
         write_script(&programs.join("attrd_updater"), &updater);

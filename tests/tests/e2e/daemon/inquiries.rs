@@ -119,7 +119,7 @@ fn a_host_is_asked_by_a_certificate_or_by_ssh() {
     // By ssh: a script in its place.
     fs::write(
         path("rsh"),
-        "[ \"$1\" = down ] && exit 255\nexec sh -c \"$2\"\n",
+        "case $1 in down) exit 255;; silent) exec sleep 1000;; esac\nexec sh -c \"$2\"\n",
     )
     .unwrap();
     let (rsh, program) = (format!("sh '{}'", path("rsh")), hikkoshi());
@@ -154,18 +154,20 @@ fn a_host_is_asked_by_a_certificate_or_by_ssh() {
         "{exit:?}"
     );
 
-    // In the dashboard of a third host, which asks by another process.
+    // In the dashboard of another host, which asks by another process. One that is silent delays
+    // no other one.
     let of_other = tempfile::tempdir().unwrap();
-    let dashboard = Dashboard::start_with(of_other.path(), &by_ssh.concat());
+    let with_silent = [&["--host", "silent"], &by_ssh.concat()[..]].concat();
+    let dashboard = Dashboard::start_with(of_other.path(), &with_silent);
     let mut hosts: Vec<Value> = Vec::new();
-    eventually("both hosts in the dashboard", || {
+    eventually("two hosts in the dashboard", || {
         hosts = serde_json::from_str(&dashboard.get("/api/hosts")).unwrap();
         (hosts.len() == 2)
             .then_some(())
             .ok_or_else(|| format!("{hosts:?}"))
     });
-    assert_eq!(guests(&hosts[0], &unique).0.first(), Some(&awaited("db")));
-    assert!(hosts[1]["error"].as_str().unwrap().contains("255"));
+    assert!(hosts[0]["error"].as_str().unwrap().contains("255"));
+    assert_eq!(guests(&hosts[1], &unique).0.first(), Some(&awaited("db")));
     let asking = children(dashboard.pid());
     assert_eq!(asking.len(), 1, "{asking:?}");
     dashboard.end();

@@ -59,17 +59,22 @@ impl Cluster {
     }
 
     /// Notes a move of `guest` from this node to another one.
-    pub(super) fn note_move(&self, guest: &str, to: &str) {
+    ///
+    /// # Errors
+    /// Pacemaker does not take the note.
+    pub(super) fn note_move(&self, guest: &str, to: &str) -> Result<(), String> {
         let Some(node) = &self.node else {
-            return;
+            return Ok(());
         };
         for (side, on, value) in [
             (Side::Destination, to, node.as_str()),
             (Side::Source, node, to),
         ] {
             let name = side.attribute(guest);
-            let _ = output("attrd_updater", &["-n", &name, "-N", on, "-U", value]);
+            run("attrd_updater", &["-n", &name, "-N", on, "-U", value])
+                .map_err(|failed| format!("noting the move: {}", failed.why))?;
         }
+        Ok(())
     }
 
     /// Removes this node's part of such a note.
@@ -122,21 +127,26 @@ impl Cluster {
             .find(|host| host != node))
     }
 
+    /// Whether the destination of a move from here has left since it was noted.
+    pub(super) fn destination_has_left(&self, guest: &str, node: &str) -> bool {
+        self.has_left(node) || self.peer_is_gone(guest, Side::Source)
+    }
+
     /// Whether a node is known not to be a member.
-    pub(super) fn has_left(&self, other: &str) -> bool {
+    fn has_left(&self, other: &str) -> bool {
         self.node.is_some() && members().is_some_and(|members| !members.contains(other))
     }
 
-    /// Has Pacemaker look for the resource again, on all nodes.
-    pub(super) fn refresh(&self, resource: &str) {
+    /// Has Pacemaker look for the resource again, on all nodes. Returns whether it does.
+    pub(super) fn refresh(&self, resource: &str) -> bool {
         if self.node.is_none() {
-            return;
+            return true;
         }
-        let arguments = ["--refresh", "--resource", resource];
-        if let Err(failed) = run("crm_resource", &arguments) {
-            let why = failed.why;
-            streams::notice(&format!("asking Pacemaker to look again: {why}"));
+        let asked = run("crm_resource", &["--refresh", "--resource", resource]);
+        if let Err(failed) = &asked {
+            streams::notice(&format!("asking Pacemaker to look again: {}", failed.why));
         }
+        asked.is_ok()
     }
 
     /// The other node of the move of which this node is `side`, if it is noted.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::answer::Answer;
+use super::cluster::Side;
 use super::deadline::Deadline;
 use super::guest::{Found, Guest};
 use super::state::State;
@@ -114,7 +115,10 @@ impl<'a> Drive<'a> {
     fn forget_moves(&self, state: State) {
         let (cluster, name) = (&self.guest.cluster, &self.guest.parameters.name);
         match state {
-            State::Absent => cluster.forget_received(name),
+            State::Absent => {
+                cluster.forget_received(name);
+                cluster.forget_move(name, Side::Source);
+            }
             State::Running => {
                 cluster.forget_received(name);
                 cluster.forget_sent(name);

@@ -41,7 +41,7 @@ pub(super) fn end_qemu(guest: &Guest, found: &Found, deadline: Deadline) -> Resu
 /// Ends a QEMU to which the guest was not handed over, as part of `found`. Its engine is paused
 /// meanwhile: the source may decide at any moment that the guest runs here.
 fn end_waiting(guest: &Guest, found: &Found, deadline: Deadline) -> Result<(), String> {
-    let paused = PausedEngines::new(guest, Side::Destination, deadline);
+    let paused = PausedEngines::new(guest, Side::Destination, deadline)?;
     if guest.look().state != found.state {
         return Ok(());
     }
@@ -174,15 +174,18 @@ fn has_paused(engine: &Process) -> bool {
 struct PausedEngines(Vec<Process>);
 
 impl PausedEngines {
-    fn new(guest: &Guest, side: Side, deadline: Deadline) -> Self {
+    /// # Errors
+    /// One still runs.
+    fn new(guest: &Guest, side: Side, deadline: Deadline) -> Result<Self, String> {
         let engines = Self(engines(guest, side));
         for engine in &engines.0 {
             report("pausing", engine, engine.signal(Signal::STOP));
         }
-        deadline
-            .within(NOTICE)
-            .wait(|| engines.0.iter().all(has_paused));
-        engines
+        let are_paused = || engines.0.iter().all(has_paused);
+        match deadline.within(NOTICE).wait(are_paused) {
+            true => Ok(engines),
+            false => Err("an engine of the guest cannot be paused".to_owned()),
+        }
     }
 }
 

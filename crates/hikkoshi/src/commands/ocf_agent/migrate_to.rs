@@ -53,6 +53,7 @@ enum Move {
 /// Moves the guest to `node`.
 pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answer {
     let limit = deadline.earlier(RESERVE);
+    let name = &guest.parameters.name;
     let mut drive = Drive::new(guest, deadline);
     let mut pause = PAUSES.0;
     loop {
@@ -62,8 +63,8 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
                 return stays(guest, node, "there was no time left for a move");
             }
             Step::Move => {
-                guest.cluster.note_move(&guest.parameters.name, node);
-                match guest.start_move(node) {
+                let noted = guest.cluster.note_move(name, node);
+                match noted.and_then(|()| guest.start_move(node)) {
                     Ok(engine) => Some(engine),
                     Err(why) => return stays(guest, node, &format!("starting the move: {why}")),
                 }
@@ -102,7 +103,9 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
                 streams::notice(&format!("trying again: {}", ended.message));
                 limit.within(pause).wait(|| false);
                 pause = (pause * 2).min(PAUSES.1);
-                if limit.is_over() || guest.cluster.has_left(node) {
+                // If it has left, Pacemaker has forgotten that it ordered the move, even if it is
+                // back.
+                if limit.is_over() || guest.cluster.destination_has_left(name, node) {
                     return stays(guest, node, &ended.message);
                 }
             }
@@ -181,7 +184,7 @@ fn follow(
 }
 
 /// Returns whether the engine does it.
-fn control(guest: &Guest, command: &str) -> bool {
+pub(super) fn control(guest: &Guest, command: &str) -> bool {
     streams::notice(&format!(
         "the time for this action is nearly over: {command}"
     ));

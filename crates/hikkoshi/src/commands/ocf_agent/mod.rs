@@ -64,34 +64,63 @@ fn act(action: &str) -> Answer {
         streams::to_stdout(&metadata::document());
         return Answer::Success;
     }
-    let variable = |name: &str| std::env::var(name).ok();
-    let meta = |name: &str| variable(&format!("OCF_RESKEY_CRM_meta_{name}"));
+    let call = Call::read(action);
     let parameters = match Parameters::read(variable) {
         Ok(parameters) => parameters,
         Err(invalid) => return refuse(invalid),
     };
-    let is_probe = meta("interval").is_none_or(|interval| interval.trim() == "0");
     if action == "validate-all" {
         return match validate::check(&parameters) {
             Ok(()) => Answer::Success,
             Err(invalid) => refuse(invalid),
         };
     }
-    let deadline = Deadline::new(meta("timeout").as_deref());
-    let guest = Guest::new(
-        parameters,
-        Cluster::new(meta("on_node").or_else(cluster::own_name)),
-    );
-    let answer = answer(action, &guest, deadline, is_probe, &meta, &variable);
-    note_active(action, is_probe, &guest, answer);
+    let node = meta("on_node").or_else(cluster::own_name);
+    let guest = Guest::new(parameters, Cluster::new(node));
+    let answer = answer(&call, &guest);
+    note_active(&call, &guest, answer);
     answer
 }
 
+/// What Pacemaker calls for, beside the guest's parameters.
+#[derive(Debug)]
+struct Call {
+    action: String,
+    deadline: Deadline,
+    /// A `monitor` that is not repeated.
+    is_probe: bool,
+    /// A `monitor` that checks more (`OCF_CHECK_LEVEL`).
+    is_deep: bool,
+    /// The node that the guest moves to.
+    target: Option<String>,
+}
+
+impl Call {
+    fn read(action: &str) -> Self {
+        let level = variable("OCF_CHECK_LEVEL").and_then(|level| level.parse::<u32>().ok());
+        Self {
+            action: action.to_owned(),
+            deadline: Deadline::new(meta("timeout").as_deref()),
+            is_probe: meta("interval").is_none_or(|interval| interval.trim() == "0"),
+            is_deep: level.is_some_and(|level| level >= 10),
+            target: meta("migrate_target"),
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn meta(name: &str) -> Option<String> {
+    variable(&format!("OCF_RESKEY_CRM_meta_{name}"))
+}
+
 /// Notes whether the guest is active here, by what an action has answered.
-fn note_active(action: &str, is_probe: bool, guest: &Guest, answer: Answer) {
-    match (action, answer) {
+fn note_active(call: &Call, guest: &Guest, answer: Answer) {
+    match (&*call.action, answer) {
         ("start" | "migrate_from", Answer::Success) => guest.note_active(true),
-        ("monitor" | "status", Answer::Success) if !is_probe => guest.note_active(true),
+        ("monitor" | "status", Answer::Success) if !call.is_probe => guest.note_active(true),
         ("stop" | "migrate_to", Answer::Success) | ("monitor" | "status", Answer::NotRunning) => {
             guest.note_active(false);
         }
@@ -100,15 +129,9 @@ fn note_active(action: &str, is_probe: bool, guest: &Guest, answer: Answer) {
 }
 
 /// Does an action that depends on the guest's state.
-fn answer(
-    action: &str,
-    guest: &Guest,
-    deadline: Deadline,
-    is_probe: bool,
-    meta: &dyn Fn(&str) -> Option<String>,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Answer {
-    match action {
+fn answer(call: &Call, guest: &Guest) -> Answer {
+    let deadline = call.deadline;
+    match &*call.action {
         "start" => match validate::check(&guest.parameters) {
             Ok(()) => drive::drive(guest, Action::Start, deadline),
             Err(invalid) => refuse(invalid),
@@ -123,19 +146,18 @@ fn answer(
             }
             answer
         }
-        "monitor" | "status" if is_probe => drive::drive(guest, Action::Probe, deadline),
+        "monitor" | "status" if call.is_probe => drive::drive(guest, Action::Probe, deadline),
         "monitor" | "status" => {
             let answer = drive::drive(guest, Action::Monitor, deadline);
-            let deep = variable("OCF_CHECK_LEVEL").and_then(|level| level.parse::<u32>().ok());
-            match deep.is_some_and(|level| level >= 10) && answer == Answer::Success {
+            match call.is_deep && answer == Answer::Success {
                 true => monitor::deep(guest),
                 false => answer,
             }
         }
-        "migrate_to" => match meta("migrate_target") {
+        "migrate_to" => match &call.target {
             Some(node) => {
                 let watch = Watch::begin(guest, watch::SENT);
-                let answer = migrate_to::migrate_to(guest, &node, deadline);
+                let answer = migrate_to::migrate_to(guest, node, deadline);
                 watch.end(answer);
                 answer
             }
@@ -150,7 +172,7 @@ fn answer(
             watch.end(answer);
             answer
         }
-        watch::SENT | watch::RECEIVED => watch::watch(guest, action, deadline),
+        action @ (watch::SENT | watch::RECEIVED) => watch::watch(guest, action, deadline),
         other => refuse(Invalid::new(
             Answer::Unimplemented,
             format!("'{other}' is not {USAGE}"),

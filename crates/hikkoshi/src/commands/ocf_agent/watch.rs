@@ -18,6 +18,7 @@ use super::cluster::Side;
 use super::deadline::Deadline;
 use super::drive::Drive;
 use super::guest::Guest;
+use super::migrate_to::control;
 use super::state::State;
 use crate::output::streams;
 
@@ -75,47 +76,58 @@ fn agent_has_succeeded() -> bool {
 /// Watches a move to its end, with this action.
 pub(super) fn watch(guest: &Guest, action: &str, deadline: Deadline) -> Answer {
     let (cluster, name) = (&guest.cluster, &guest.parameters.name);
-    let mut refresh = match (agent_has_succeeded(), guest.parameters.refresh) {
-        (true, _) | (_, None) => None,
-        (false, Some(after)) => {
-            let is_sent = action == SENT;
-            Some(Instant::now() + if is_sent { after } else { SOON.min(after) })
-        }
-    };
+    let after = guest.parameters.refresh.map(|after| match action {
+        SENT => after,
+        _ => after.min(SOON),
+    });
+    let after = after.filter(|_| !agent_has_succeeded());
+    let mut refresh = after.map(|after| Instant::now() + after);
     let mut drive = Drive::new(guest, deadline);
+    let (mut was_handed_over, mut is_cancelled) = (false, false);
     loop {
-        let stage = guest.handover().map(|(stage, _)| stage);
-        let is_committed = stage == Some(SourceStage::Committed);
-        let is_owing = is_committed || stage == Some(SourceStage::HandedOver);
-        if is_owing {
-            let found = guest.look();
-            if matches!(found.state, State::Owing | State::Committed)
-                && let Err(why) = drive.resume(&found)
-            {
-                streams::notice(&why);
+        use SourceStage::{Committed, Done, HandedOver, Owned};
+        let handover = guest.handover();
+        let is_owing = match handover {
+            Some((Committed | HandedOver, _)) => finish(guest, &mut drive),
+            // The engine is ending QEMU.
+            Some((Done, held)) => held,
+            _ => false,
+        };
+        was_handed_over |= matches!(handover, Some((HandedOver | Done, _)));
+        // Probes would not see the guest once, while it may be handed over between them.
+        let is_undecided = matches!(handover, Some((Owned, true) | (Committed, _)));
+        if let (Some(at), Some(after)) = (refresh, after)
+            && at <= Instant::now()
+        {
+            if !is_undecided {
+                let is_done = cluster.refresh(&guest.parameters.resource);
+                refresh = (!is_done).then(|| Instant::now() + after);
+            } else if deadline.is_over() && !is_cancelled {
+                is_cancelled = control(guest, "cancel");
             }
-        }
-        // A probe fails as long as it is not decided where the guest is.
-        if refresh.is_some_and(|at| at <= Instant::now()) && !is_committed {
-            refresh = None;
-            if stage.is_none() && stays(guest) {
-                cluster.forget_sent(name);
-            }
-            cluster.refresh(&guest.parameters.resource);
         }
         if refresh.is_none() && !is_owing {
             break;
         }
         std::thread::sleep(INTERVAL);
     }
-    // `stop` may have ended before. Otherwise no third node would start the guest.
-    if guest.handover().is_none() && !stays(guest) {
+    // `stop` may have ended before. Otherwise no third node would start the guest. If it is here
+    // again, the note may be of its next move.
+    if was_handed_over && guest.look().state == State::Absent {
         cluster.forget_move(name, Side::Source);
     }
     Answer::Success
 }
 
-/// Whether the guest is here, without a move.
-fn stays(guest: &Guest) -> bool {
-    matches!(guest.look().state, State::Running | State::Paused)
+/// Resumes the engine of a guest that was handed over, or may have been, if none works on it.
+/// Returns whether there is something to wait for.
+fn finish(guest: &Guest, drive: &mut Drive<'_>) -> bool {
+    let found = guest.look();
+    if matches!(found.state, State::Owing | State::Committed)
+        && let Err(why) = drive.resume(&found)
+    {
+        streams::notice(&why);
+    }
+    // Pacemaker's `start` or `stop` gives it up.
+    found.state != State::Forsaken
 }

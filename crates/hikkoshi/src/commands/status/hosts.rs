@@ -94,7 +94,8 @@ fn wait(cancel: &CancelFlag) -> bool {
     !cancel.is_cancelled()
 }
 
-/// Shows each answer as it comes: a host that is silent delays no other one.
+/// Shows the answers. If they are watched, as JSON or on a terminal, each is shown as it comes: a
+/// host that is silent delays no other one. Otherwise they are shown when all are there.
 fn show(
     args: &MigrationStatus,
     asked: &[Asked<'_>],
@@ -111,15 +112,22 @@ fn show(
         if cancel.is_cancelled() {
             return ExitStatus::Done;
         }
-        let host = SeenHost::new(asked[index].at, answer);
-        if args.json && streams::try_to_stdout(&host_json(&host, is_meant)).is_err() {
-            // Nobody reads it any more.
-            return ExitStatus::Done;
-        }
-        hosts[index] = Some(host);
+        hosts[index] = Some(SeenHost::new(asked[index].at, answer));
         answered.insert(index);
         let seen: Vec<SeenHost> = hosts.iter().flatten().cloned().collect();
         let are_complete = seen.len() == hosts.len();
+        let new = match (args.json, args.watch) {
+            (false, _) => &[],
+            (true, true) => hosts[index].as_slice(),
+            // In the order in which they were named.
+            (true, false) if are_complete => &seen[..],
+            (true, false) => &[],
+        };
+        let texts = new.iter().map(|host| host_json(host, is_meant));
+        if streams::try_to_stdout(&texts.collect::<String>()).is_err() {
+            // Nobody reads it any more.
+            return ExitStatus::Done;
+        }
         let size = terminal::size();
         let lines = || {
             let columns = size.map(|size| size.columns);
@@ -132,7 +140,9 @@ fn show(
                 is_first = false;
             }
             None if answered.len() == hosts.len() => {
-                streams::lines_to_stdout(&lines());
+                if streams::try_lines_to_stdout(&lines()).is_err() {
+                    return ExitStatus::Done;
+                }
                 answered.clear();
             }
             None => {}
