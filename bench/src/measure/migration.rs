@@ -10,8 +10,8 @@ use super::threads::join;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::meter::{
-    CpuMeter, DiskOutcome, Sent, access_rates, accesses_between, drains, read_rate, record_traffic,
-    seconds_between, throughput, traffic_rates,
+    CpuMeter, DiskOutcome, Sent, access_rates, accesses_between, begin_disk_latency, disk_p99_ms,
+    drains, read_rate, record_traffic, seconds_between, throughput, traffic_rates,
 };
 use crate::mover::{MoveOutcome, migrate};
 use crate::plan::{Case, Variant};
@@ -31,12 +31,21 @@ pub(super) fn measure(
 ) -> Result<(), BenchError> {
     let (source, destination) = (&testbed.source, &testbed.destination);
     let working = Instant::now();
+    let has_disk = case.workload.disk_bytes_per_second().is_some();
+    if has_disk {
+        begin_disk_latency(source)?;
+    }
     std::thread::sleep(WARM_UP);
 
     let pids = testbed.pids();
     let lines = source.console().lines();
     run.accesses_per_second_before =
         accesses_between(&lines, "source", working, Instant::now()).and_then(|a| a.per_second);
+    let mut p99_before_ms = None;
+    if has_disk {
+        p99_before_ms = disk_p99_ms(source)?;
+        begin_disk_latency(source)?;
+    }
     let before = testbed.network.bytes()?;
     let meter = CpuMeter::start(&pids);
     let (moved, sent, asked) = migrate_and_record(case, testbed, program, args)?;
@@ -67,10 +76,12 @@ pub(super) fn measure(
             false => (moved.started, stop.at),
         };
         run.throughput = throughput(&sent, from, until);
-        if case.workload.disk_bytes_per_second().is_some() {
+        if has_disk {
             run.disk = Some(DiskOutcome {
                 before: read_rate(&lines, "source", working, moved.started),
                 during: read_rate(&lines, "source", moved.started, stop.at),
+                p99_before_ms,
+                p99_during_ms: disk_p99_ms(source)?,
                 ..drains(moved.report.account())
             });
         }

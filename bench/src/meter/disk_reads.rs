@@ -13,6 +13,10 @@ pub(crate) struct DiskOutcome {
     pub before: Option<f64>,
     /// Bytes read a second from the command to the pause of the source.
     pub during: Option<f64>,
+    /// The 99th percentile of the time that a read took, before the migration, ms.
+    pub p99_before_ms: Option<f64>,
+    /// The same from the command to the pause of the source.
+    pub p99_during_ms: Option<f64>,
     /// Number of drains, as hikkoshi counts them.
     pub drains: Option<u64>,
     /// Total time of the drains, ms.

@@ -1,6 +1,7 @@
 //! Instruments: what the guest, its clients, the network and the host show during a migration.
 
 mod accesses;
+mod disk_latency;
 mod disk_reads;
 mod gaps;
 mod guest_account;
@@ -13,6 +14,7 @@ mod traffic;
 mod vcpu_time;
 
 pub(crate) use accesses::{Accesses, access_rates, accesses_between};
+pub(crate) use disk_latency::{begin_disk_latency, disk_p99_ms};
 pub(crate) use disk_reads::{DiskOutcome, drains, read_rate};
 pub(crate) use gaps::{Gaps, MigrationTimeline};
 pub(crate) use guest_account::{GuestAccount, GuestInterval};

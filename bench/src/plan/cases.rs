@@ -140,14 +140,14 @@ pub(super) fn all() -> Vec<Case> {
         let links = links.map(|variant| (system, variant));
         add(ONE_A_FLOW, Workload::Fill, 3, &links);
     }
-    for workload in [Workload::Disk20, Workload::Disk100] {
-        let precopy = [
-            (HikkoshiPrecopy, Plain),
-            (HikkoshiPrecopy, NoDrain),
-            (QemuPrecopy, Plain),
-        ];
-        add(TEN, workload, 3, &precopy);
-    }
+    let precopy = [
+        (HikkoshiPrecopy, Plain),
+        (HikkoshiPrecopy, NoDrain),
+        (QemuPrecopy, Plain),
+    ];
+    add(TEN, Workload::Disk20, 3, &precopy);
+    add(TEN, Workload::Disk100, 3, &precopy);
+    add(ONE, Workload::Disk20Long, 5, &precopy);
     let both = [
         HikkoshiPrecopy,
         QemuPrecopy,

@@ -51,6 +51,10 @@ pub(crate) const DISK_ARENA_MIB: u64 = 300;
 const DISK_WRITTEN_MIB: u64 = 64;
 /// Pages that it writes a second.
 const DISK_WRITES: u64 = 2000;
+/// The memory of the guest whose move is long, and what its processor writes to, MiB: a minute at 1
+/// Gbit/s.
+const LONG_RAM_MIB: u64 = 8192;
+const LONG_WRITTEN_MIB: u64 = 6144;
 
 /// Pages that the guest with two clients writes to, MiB, and how many a second: pre-copy converges.
 const CLIENTS_WRITTEN_MIB: u64 = 64;
@@ -105,6 +109,8 @@ pub(crate) enum Workload {
     Disk20,
     /// Reads a disk limited to 100 MB/s by direct I/O.
     Disk100,
+    /// Reads a disk limited to 20 MB/s, and has 8 GiB of memory, so that its move is long.
+    Disk20Long,
     /// Answers two clients, each a thousand times a second.
     Clients,
     /// Answers two clients, as a domain of libvirt with a disk, between two daemons.
@@ -186,6 +192,9 @@ impl Workload {
                 Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
                     .rate(DISK_WRITES)
                     .with_direct_reads(DISK_ARENA_MIB),
+                Self::Disk20Long => GuestWorkload::dirty(LONG_WRITTEN_MIB)
+                    .rate(DISK_WRITES)
+                    .with_direct_reads(DISK_ARENA_MIB),
                 Self::Clients | Self::Domain => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
                     .rate(CLIENTS_WRITES)
                     .with_server(CLIENTS_PORT),
@@ -246,7 +255,7 @@ impl Workload {
     /// The rate limit of its disk, if it has one.
     pub(crate) fn disk_bytes_per_second(self) -> Option<u64> {
         match self {
-            Self::Disk20 => Some(20_000_000),
+            Self::Disk20 | Self::Disk20Long => Some(20_000_000),
             Self::Disk100 => Some(100_000_000),
             _ => None,
         }
@@ -266,6 +275,7 @@ impl Workload {
         match self {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
+            Self::Disk20Long => Ram::new(RamBackend::Default, LONG_RAM_MIB),
             Self::Written(_) => Ram::shared(WRITTEN_RAM_MIB),
             Self::Scale | Self::ScaleBusy => Ram::new(RamBackend::Default, SCALE_RAM_MIB),
             Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
@@ -293,6 +303,7 @@ impl Workload {
             Self::Scan => "scan",
             Self::Disk20 => "disk20",
             Self::Disk100 => "disk100",
+            Self::Disk20Long => "disk20-long",
             Self::Clients => "clients",
             Self::Domain => "libvirt",
             Self::Debian => "debian",
@@ -332,8 +343,10 @@ impl Workload {
             Self::Scan => {
                 format!("scan: {SCAN_THREADS} threads read {SCAN_PART_MIB} MiB each, no background")
             }
-            Self::Disk20 | Self::Disk100 => format!(
-                "a disk of {} MB/s, cache=none, direct reads by six threads into {DISK_ARENA_MIB} MiB",
+            Self::Disk20 | Self::Disk100 | Self::Disk20Long => format!(
+                "{}: a disk of {} MB/s, cache=none, direct reads by six threads into \
+                 {DISK_ARENA_MIB} MiB; {DISK_WRITES} pages written a second",
+                self.name(),
                 self.disk_bytes_per_second().unwrap_or(0) / 1_000_000
             ),
             Self::Clients => format!(

@@ -71,6 +71,8 @@ pub(super) struct Row {
     pub guest: GuestMedians,
     /// Bytes a second that the guest read from its disk, before the migration and during it.
     pub disk: [Option<f64>; 2],
+    /// The 99th percentile of the time that its reads took, likewise, ms.
+    pub disk_p99_ms: [Option<f64>; 2],
     /// Drains: their number, their total time and the longest, ms.
     pub drains: [Option<f64>; 3],
     /// Pages lost.
@@ -203,6 +205,10 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         disk: [
             of(&|run| run.disk.as_ref()?.before),
             of(&|run| run.disk.as_ref()?.during),
+        ],
+        disk_p99_ms: [
+            of(&|run| run.disk.as_ref()?.p99_before_ms),
+            of(&|run| run.disk.as_ref()?.p99_during_ms),
         ],
         drains: [
             of(&|run| run.disk.as_ref()?.drains.map(|count| count as f64)),

@@ -44,6 +44,7 @@ pub(super) fn disks(group: &[&Row]) -> Table {
         .iter()
         .map(|row| {
             let [before, during] = row.disk;
+            let [p99_before, p99_during] = row.disk_p99_ms;
             let [drains, drains_ms, longest] = row.drains;
             vec![
                 name(row),
@@ -53,6 +54,8 @@ pub(super) fn disks(group: &[&Row]) -> Table {
                 number(row.rounds, 0),
                 number(before.map(|rate| rate / 1e6), 1),
                 number(during.map(|rate| rate / 1e6), 1),
+                number(p99_before, 0),
+                number(p99_during, 0),
                 number(drains, 0),
                 number(drains_ms, 1),
                 number(longest, 1),
@@ -72,6 +75,8 @@ pub(super) fn disks(group: &[&Row]) -> Table {
             "MB",
             "rounds",
             "disk MB/s before",
+            "during",
+            "p99 of a read ms before",
             "during",
             "drains",
             "ms in all",
