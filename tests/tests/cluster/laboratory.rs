@@ -5,7 +5,9 @@ use hikkoshi_lab::{
     Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, GuestReport, Ram, RamBackend, VmConfig,
     Workload, never_retried,
 };
-use hikkoshi_tests::{CertificateAuthority, Exit, LONG, Program, TestEnv, hikkoshi, log};
+use hikkoshi_tests::{
+    CertificateAuthority, Exit, LONG, Program, TestEnv, eventually, hikkoshi, log,
+};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -231,12 +233,18 @@ impl Laboratory {
         node.shell(script).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Orders a move, by a constraint that holds from now on: also if the guest is being moved away
-    /// from there, which Pacemaker refuses without `--force`.
+    /// Orders a move, by a constraint that holds from now on. If the guest is being moved away from
+    /// there, Pacemaker refuses that without `--force`; and around a handover it refuses any order.
     pub(crate) fn move_to(&self, guest: &str, node: &str) {
         let clear = format!("crm_resource --clear --resource {guest} 2>/dev/null || true");
         let order = format!("crm_resource --move --resource {guest} --node {node}");
-        self.order(&format!("{clear}; {order} || {order} --force"));
+        let script = format!("{clear}; {order} || {order} --force");
+        log(format!("{guest} is to move to {node}"));
+        eventually("Pacemaker to take the order", || {
+            let at = self.cluster.any().map_err(|error| error.to_string())?;
+            let ordered = at.shell(&script).map(drop);
+            ordered.map_err(|error| error.to_string())
+        });
     }
 
     /// Runs hikkoshi on a node to its end.
