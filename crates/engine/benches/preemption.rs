@@ -4,12 +4,17 @@
 //! namespaces and the engine's own links, but no guest: a thread in the vCPU's place spins for a
 //! while, then waits for a page, as long as the background lasts. So an idea can be tried in
 //! seconds. The results are in `docs/preemption.md`.
+//!
+//! `-- --ablation`: what each step gains, with pages of 4 KiB: a channel of its own for urgent
+//! pages, background pages of 2 MiB that urgent ones interrupt, and a request that is answered by
+//! the thread that reads it. `--rounds N` rounds, alternating.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may panic.
 
-use std::io::{Read, Write, pipe};
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,12 +36,29 @@ const LIMITS: Limits = Limits {
 /// As in the engine.
 const ACK_EVERY: u64 = 32 << 10;
 
+/// Pages in a huge page, and in the frames in which it is sent.
+const HUGE: usize = 512;
+const HUGE_FRAME: usize = 256;
+
+/// Who sends a page that was requested.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Sender {
+    /// The thread that has read the request, on the urgent link.
+    Reader,
+    /// The thread that pushes background pages, between two of them: on the urgent link.
+    Pusher,
+    /// The same, on its background link.
+    PusherOnItsLink,
+}
+
 /// What is tried, from the command line.
 #[derive(Debug, Clone)]
 struct Trial {
     gbit: u64,
     links: usize,
+    /// Pages that are pushed at once: more than a frame has are not interrupted.
     piece: usize,
+    sender: Sender,
     seconds: f64,
     /// Mean time between a page and the next request, µs; none: no requests.
     think: Option<u64>,
@@ -50,11 +72,14 @@ struct Trial {
 }
 
 impl Trial {
-    fn from_args() -> Self {
+    /// The trial, and the rounds of an ablation, if that is asked for.
+    fn from_args() -> (Self, Option<u32>) {
+        let (mut ablation, mut rounds) = (false, 5);
         let mut trial = Self {
             gbit: 1,
             links: 1,
             piece: 8,
+            sender: Sender::Reader,
             seconds: 3.0,
             think: Some(50),
             limit_in_flight: true,
@@ -82,17 +107,100 @@ impl Trial {
                 "--poll" => trial.poll = true,
                 "--tls" => trial.tls = true,
                 "--no-priority" => trial.priority = Priority::OFF,
+                "--ablation" => ablation = true,
+                "--rounds" => rounds = value().parse().unwrap(),
                 // What cargo adds.
                 "--bench" => {}
                 other => panic!("{other}?"),
             }
         }
-        trial
+        (trial, ablation.then_some(rounds))
+    }
+
+    /// This trial without the steps, with each, and with all of them.
+    fn ablated(&self) -> Vec<(&'static str, Self)> {
+        use Sender::{Pusher, PusherOnItsLink, Reader};
+        let step = |sender, piece| Self {
+            sender,
+            piece,
+            limit_in_flight: false,
+            adapt: false,
+            ..self.clone()
+        };
+        vec![
+            ("none", step(PusherOnItsLink, HUGE)),
+            ("interrupts 2 MiB", step(PusherOnItsLink, 8)),
+            ("own channel", step(Pusher, HUGE)),
+            ("own channel, interrupts 2 MiB", step(Pusher, 8)),
+            ("own channel, the reader sends", step(Reader, HUGE)),
+            ("all three", step(Reader, 8)),
+            ("all three, background limited in flight", self.clone()),
+        ]
     }
 }
 
+/// What was measured.
+struct Outcome {
+    /// Background, MB/s.
+    background: f64,
+    /// Of the accesses, µs.
+    latency: Option<Histogram<u64>>,
+}
+
 fn main() {
-    let trial = Trial::from_args();
+    let (trial, rounds) = Trial::from_args();
+    match rounds {
+        Some(rounds) => ablation(&trial, rounds),
+        None => println!("{}", run(&trial)),
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:7.1} MB/s background", self.background)?;
+        let Some(latency) = &self.latency else {
+            return Ok(());
+        };
+        write!(
+            f,
+            "; {:6} requests: mean {:6.1} p50 {:4} p99 {:5} max {:6} us",
+            latency.len(),
+            latency.mean(),
+            latency.value_at_quantile(0.5),
+            latency.value_at_quantile(0.99),
+            latency.max()
+        )
+    }
+}
+
+/// Runs each step, in rounds, and prints the medians as a table.
+fn ablation(trial: &Trial, rounds: u32) {
+    let steps = trial.ablated();
+    let mut rows = vec![Vec::new(); steps.len()];
+    for round in 1..=rounds {
+        for ((name, step), row) in steps.iter().zip(&mut rows) {
+            let outcome = run(step);
+            println!("round {round} {name}: {outcome}");
+            let latency = outcome.latency.unwrap();
+            let quantile = |part| latency.value_at_quantile(part) as f64;
+            let (mean, background) = (latency.mean(), outcome.background);
+            row.push([mean, quantile(0.5), quantile(0.99), background]);
+        }
+    }
+    println!("\n| steps | mean, µs | p50 | p99 | background, MB/s |");
+    println!("| --- | ---: | ---: | ---: | ---: |");
+    for ((name, _), row) in steps.iter().zip(&rows) {
+        let median = |column: usize| {
+            let mut values: Vec<f64> = row.iter().map(|values| values[column]).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let [mean, p50, p99, background] = [0, 1, 2, 3].map(median);
+        println!("| {name} | {mean:.0} | {p50:.0} | {p99:.0} | {background:.0} |");
+    }
+}
+
+fn run(trial: &Trial) -> Outcome {
     let rate_limit = (trial.gbit > 0).then(|| RateLimit {
         rate_bits: trial.gbit * 1_000_000_000,
         burst_bytes: 512 << 10,
@@ -112,22 +220,37 @@ fn main() {
     let mut threads = Vec::new();
     let received = Arc::new(AtomicU64::new(0));
     let cursor = Arc::new(AtomicU64::new(0));
+    let urgent = connect(trial, &line);
+    let (wake_in, wake_out) = pipe().unwrap();
+    let (sender, requested) = mpsc::channel();
+    let mut answers = (trial.sender != Sender::Reader).then(|| Answers {
+        requested,
+        writer: (trial.sender == Sender::Pusher)
+            .then(|| split(&urgent.0, LIMITS, &stop).unwrap().1),
+    });
     for _ in 0..trial.links {
-        let (source, destination) = connect(&trial, &line);
+        let (source, destination) = connect(trial, &line);
         let (reader, writer) = split(&destination, LIMITS, &stop).unwrap();
         let (t, r) = (trial.clone(), Arc::clone(&received));
-        threads.push(thread::spawn(move || receive(&t, reader, writer, &r)));
+        let wake = wake_out.try_clone().unwrap();
+        threads.push(thread::spawn(move || receive(&t, reader, writer, &r, wake)));
         let (reader, writer) = split(&source, LIMITS, &stop).unwrap();
         let (t, m, s) = (trial.clone(), Arc::clone(&memory), stop.clone());
         let (c, u) = (Arc::clone(&cursor), urgency.clone());
+        let answers = answers.take();
         threads.push(thread::spawn(move || {
-            push(&t, reader, writer, &m, &c, u, &s)
+            push(&t, reader, writer, &m, &c, u, answers, &s);
         }));
     }
     let begun = Instant::now();
-    let latency = trial
-        .think
-        .map(|think| ask(&trial, think, &line, &memory, &urgency, &stop));
+    let latency = trial.think.map(|think| {
+        let asked = Asked {
+            urgent,
+            sender,
+            wake: (wake_in, wake_out),
+        };
+        ask(trial, think, asked, &memory, &urgency, &stop)
+    });
     if latency.is_none() {
         thread::sleep(Duration::from_secs_f64(trial.seconds));
     }
@@ -137,18 +260,10 @@ fn main() {
     for thread in threads {
         thread.join().unwrap();
     }
-    print!("{:7.1} MB/s background", bytes as f64 / seconds / 1e6);
-    if let Some(latency) = latency {
-        print!(
-            "; {:6} requests: mean {:6.1} p50 {:4} p99 {:5} max {:6} us",
-            latency.len(),
-            latency.mean(),
-            latency.value_at_quantile(0.5),
-            latency.value_at_quantile(0.99),
-            latency.max()
-        );
+    Outcome {
+        background: bytes as f64 / seconds / 1e6,
+        latency,
     }
-    println!();
 }
 
 /// One connection over the line: the source's end and the destination's.
@@ -185,7 +300,15 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     })
 }
 
+/// What the thread that pushes answers.
+struct Answers {
+    requested: mpsc::Receiver<PageRange>,
+    /// The urgent link, if these pages have a channel of their own.
+    writer: Option<LinkWriter>,
+}
+
 /// Pushes pages until told to stop.
+#[allow(clippy::too_many_arguments)] // What its thread owns.
 fn push(
     trial: &Trial,
     reader: LinkReader,
@@ -193,9 +316,14 @@ fn push(
     memory: &[u8],
     cursor: &AtomicU64,
     urgency: UrgentActivity,
+    mut answers: Option<Answers>,
     stop: &CancelFlag,
 ) {
     trial.priority.apply(PriorityClass::Background);
+    let content = |at: u64, pages: usize| {
+        let from = usize::try_from(at).unwrap() * PAGE_SIZE;
+        &memory[from..from + pages * PAGE_SIZE]
+    };
     let mut link = BackgroundSender::new(reader, writer, &Bandwidth::unlimited());
     if trial.limit_in_flight {
         link.yield_to_urgent(urgency, trial.links as u64);
@@ -207,13 +335,28 @@ fn push(
             if trial.adapt {
                 pages = pages.min(usize::try_from(link.piece_pages()).unwrap());
             }
+            if let Some(answers) = &mut answers {
+                while let Ok(range) = answers.requested.try_recv() {
+                    let page = content(range.start().index(), 1);
+                    match &mut answers.writer {
+                        Some(writer) => writer.pages(range, page)?,
+                        None => {
+                            link.pages(range, page, stop)?;
+                            link.flush(stop)?;
+                        }
+                    }
+                }
+            }
             let step = pages as u64;
-            link.make_room((pages * (PAGE_SIZE + HEADER_LEN)) as u64, stop)?;
             let at = cursor.fetch_add(step, Ordering::Relaxed) % (MEMORY as u64 - step);
-            let from = usize::try_from(at).unwrap() * PAGE_SIZE;
-            let buffer = &mut buffer[..pages * PAGE_SIZE];
-            buffer.copy_from_slice(&memory[from..from + pages * PAGE_SIZE]);
-            link.pages(PageRange::from_len(Page::new(at), step), buffer, stop)?;
+            let frames = PageRange::from_len(Page::new(at), step).chunks(HUGE_FRAME as u64);
+            for frame in frames {
+                let pages = usize::try_from(frame.len()).unwrap();
+                link.make_room((pages * (PAGE_SIZE + HEADER_LEN)) as u64, stop)?;
+                let buffer = &mut buffer[..pages * PAGE_SIZE];
+                buffer.copy_from_slice(content(frame.start().index(), pages));
+                link.pages(frame, buffer, stop)?;
+            }
             link.flush(stop)
         })();
         match result {
@@ -225,7 +368,13 @@ fn push(
 }
 
 /// Receives and acknowledges as the destination does.
-fn receive(trial: &Trial, mut reader: LinkReader, mut acks: LinkWriter, received: &AtomicU64) {
+fn receive(
+    trial: &Trial,
+    mut reader: LinkReader,
+    mut acks: LinkWriter,
+    received: &AtomicU64,
+    mut wake: PipeWriter,
+) {
     trial.priority.apply(PriorityClass::Background);
     let mut memory = vec![1; MEMORY * PAGE_SIZE];
     let mut buffer = vec![0; 256 * PAGE_SIZE];
@@ -244,6 +393,10 @@ fn receive(trial: &Trial, mut reader: LinkReader, mut acks: LinkWriter, received
             let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
             memory[from..from + content.len()].copy_from_slice(content);
             received.fetch_add(content.len() as u64, Ordering::Relaxed);
+            // Pieces of the background have more pages.
+            if trial.sender == Sender::PusherOnItsLink && range.len() == 1 {
+                let _ = wake.write_all(&[0]);
+            }
         }
         let bytes = reader.received();
         if bytes - acked >= trial.ack_every || !reader.is_ready(Duration::ZERO).unwrap_or(true) {
@@ -255,20 +408,31 @@ fn receive(trial: &Trial, mut reader: LinkReader, mut acks: LinkWriter, received
     }
 }
 
+/// What serves the vCPU.
+struct Asked {
+    /// The urgent link.
+    urgent: (Arc<Stream>, Arc<Stream>),
+    /// To the thread that pushes.
+    sender: mpsc::Sender<PageRange>,
+    /// Wakes the vCPU.
+    wake: (PipeReader, PipeWriter),
+}
+
 /// The vCPU and all who serve it: how long its accesses took, in µs.
 fn ask(
     trial: &Trial,
     think: u64,
-    line: &HostPair,
+    asked: Asked,
     memory: &Arc<Vec<u8>>,
     urgency: &UrgentActivity,
     stop: &CancelFlag,
 ) -> Histogram<u64> {
-    let (source, destination) = connect(trial, line);
+    let (source, destination) = asked.urgent;
+    let sender = asked.sender;
+    let (mut wake_in, mut wake_out) = asked.wake;
     let (mut fault_in, mut fault_out) = pipe().unwrap();
-    let (mut wake_in, mut wake_out) = pipe().unwrap();
 
-    // The source: the thread that reads the request sends the page.
+    // The source.
     let (mut requests, mut pages) = split(&source, LIMITS, stop).unwrap();
     let memory = Arc::clone(memory);
     let (t, urgency) = (trial.clone(), urgency.clone());
@@ -277,6 +441,10 @@ fn ask(
         requests.set_poll(t.poll);
         let mut page = vec![0; PAGE_SIZE];
         while let Ok(Frame::Request { range }) = requests.frame() {
+            if t.sender != Sender::Reader {
+                let _ = sender.send(range);
+                continue;
+            }
             let _answering = urgency.begin();
             let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
             page.copy_from_slice(&memory[from..from + PAGE_SIZE]);

@@ -81,7 +81,7 @@ impl Resource {
              op start timeout=120s interval=0 op stop timeout=300s interval=0 on-fail=fence \
              op monitor timeout=60s interval=4s \
              op migrate_to timeout=300s interval=0 on-fail=block \
-             op migrate_from timeout=300s interval=0 on-fail=block meta allow-migrate=true\n"
+             op migrate_from timeout=60s interval=0 on-fail=restart meta allow-migrate=true\n"
         )
     }
 }

@@ -1,6 +1,7 @@
 //! Guests are started, moved and stopped.
 
 use crate::laboratory::{Laboratory, Resource};
+use crate::stages::{Held, Stage};
 use hikkoshi_tests::{LONG, log};
 use std::fs;
 
@@ -109,5 +110,22 @@ fn a_disk_is_copied_with_its_guest() {
         laboratory.wait_on("web", node);
         laboratory.assert_whole("web", 1);
     }
+    assert!(laboratory.cluster.power().fenced().is_empty());
+}
+
+/// A guest whose pages are still arriving is ordered elsewhere: it is moved on when they are there.
+#[test]
+#[ignore = "a cluster: make test-cluster"]
+fn an_order_in_postcopy_moves_the_guest_on() {
+    let mut held = Held::in_stage(Stage::Postcopy);
+    held.laboratory.move_to("web", "n3");
+    held.laboratory.wait("Pacemaker to move it on", |_| {
+        let node = held.laboratory.node("n2");
+        !node.processes_with(&["ocf-agent", "migrate_to"]).is_empty()
+    });
+    held.finish();
+    let laboratory = &held.laboratory;
+    laboratory.wait_on("web", "n3");
+    laboratory.assert_whole("web", 1);
     assert!(laboratory.cluster.power().fenced().is_empty());
 }

@@ -51,6 +51,8 @@ impl Event {
                 | Self::SourcesCable
                 | Self::DestinationsCable
                 | Self::Stop
+                // Pacemaker does not move a guest on whose `migrate_to` has just ended.
+                | Self::OtherOrder
         )
     }
 
@@ -123,10 +125,7 @@ fn random_rounds() {
             Event::Nothing => {}
             Event::SourcesEngine => kill(&laboratory, &from, &["migrate"]),
             Event::DestinationsEngine => kill(&laboratory, &to, &["receiver"]),
-            Event::Agents => {
-                kill(&laboratory, &from, &["ocf-agent", "migrate_to"]);
-                kill(&laboratory, &to, &["ocf-agent", "migrate_from"]);
-            }
+            Event::Agents => kill(&laboratory, &from, &["ocf-agent", "migrate_to"]),
             Event::Daemons => {
                 kill(&laboratory, &from, &["hikkoshi", "daemon"]);
                 kill(&laboratory, &to, &["hikkoshi", "daemon"]);

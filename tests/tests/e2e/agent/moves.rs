@@ -89,16 +89,10 @@ fn pages_that_are_owed_are_sent() {
     for engine in cluster.nodes[0].engines() {
         kill_process(engine, Signal::KILL).unwrap();
     }
-    // Pacemaker calls nothing at the source meanwhile: `migrate_to` has left a process behind.
-    let from = cluster.assert(1, "migrate_from", OK);
-    assert!(
-        !from.stderr.contains("its source is not reached"),
-        "{}",
-        from.stderr
-    );
+    // Nothing is called at the source meanwhile: `migrate_to` has left a process behind.
+    here.wait_exit(LONG).unwrap();
     cluster.assert(0, "monitor", NOT_RUNNING);
     cluster.assert(0, "stop", OK);
-    here.wait_exit(LONG).unwrap();
     cluster.assert(1, "migrate_from", OK);
     assert_healthy(&there);
 }

@@ -21,10 +21,6 @@ const RESUME_INTERVAL: Duration = Duration::from_secs(15);
 /// What is needed for ending a guest whose pages do not arrive in time.
 const END_RESERVE: Duration = Duration::from_secs(15);
 
-/// How long a guest that has arrived may be without a link to its source before Pacemaker is told
-/// that it is here. It calls the source's agent then, which resumes the engine there.
-const NO_LINK: Duration = Duration::from_secs(10);
-
 /// An action that is under way.
 #[derive(Debug)]
 pub(super) struct Drive<'a> {
@@ -36,8 +32,6 @@ pub(super) struct Drive<'a> {
     resumed: Option<Instant>,
     /// Since when QEMU is silent.
     silent: Option<Instant>,
-    /// Since when no engine has a link.
-    no_link: Option<Instant>,
 }
 
 /// Does `action`.
@@ -73,7 +67,6 @@ impl<'a> Drive<'a> {
             last: None,
             resumed: None,
             silent: None,
-            no_link: None,
         }
     }
 
@@ -87,10 +80,6 @@ impl<'a> Drive<'a> {
 
     /// Does this step. Returns an answer if it is the last one.
     pub(super) fn act(&mut self, action: Action, step: Step, found: &Found) -> Option<Answer> {
-        let step = match action == Action::MigrateFrom && self.is_without_link(step) {
-            true => Step::Answer(Answer::Success),
-            false => step,
-        };
         match self.perform(step, found) {
             Ok(None) => None,
             Ok(Some(answer)) => {
@@ -198,23 +187,6 @@ impl<'a> Drive<'a> {
         let since = *self.silent.get_or_insert_with(Instant::now);
         let left = self.deadline.left();
         since.elapsed() > SILENCE || left < END_RESERVE
-    }
-
-    /// Whether the guest is here and waits for its source in vain.
-    fn is_without_link(&mut self, step: Step) -> bool {
-        if step != Step::Finish(Answer::Success) || self.guest.has_links() {
-            self.no_link = None;
-            return false;
-        }
-        let since = *self.no_link.get_or_insert_with(Instant::now);
-        let is_long = since.elapsed() > NO_LINK;
-        if is_long {
-            streams::notice(
-                "the guest runs here, and its source is not reached: its node's agent has to \
-                 resume the engine there",
-            );
-        }
-        is_long
     }
 
     /// Resumes the migration of the guest if no engine works on it.

@@ -334,7 +334,7 @@ impl Guest {
     }
 
     /// Whether an engine of the guest says that it has links.
-    pub(super) fn has_links(&self) -> bool {
+    fn has_links(&self) -> bool {
         let connected = |seen: &SeenMigration| {
             let state = seen.state.as_ref();
             seen.answers()

@@ -13,7 +13,7 @@
 //! | `table` | states and actions: what is done and answered |
 //! | `state`, `guest` | the states; what is found of a guest |
 //! | `start`, `stop`, `end`, `migrate_to`, `monitor`, `validate` | what the actions do |
-//! | `watch` | processes that watch a move, and outlive the agents |
+//! | `watch` | a process that watches a move at its source, and outlives the agent |
 //! | `engines` | processes of this program that move the guest |
 //! | `cluster` | what Pacemaker knows of the other node |
 //! | `parameters`, `metadata`, `answer`, `deadline` | OCF |
@@ -156,7 +156,7 @@ fn answer(call: &Call, guest: &Guest) -> Answer {
         }
         "migrate_to" => match &call.target {
             Some(node) => {
-                let watch = Watch::begin(guest, watch::SENT);
+                let watch = Watch::begin(guest);
                 let answer = migrate_to::migrate_to(guest, node, deadline);
                 watch.end(answer);
                 answer
@@ -166,13 +166,8 @@ fn answer(call: &Call, guest: &Guest) -> Answer {
                 "OCF_RESKEY_CRM_meta_migrate_target is missing: which node the guest moves to",
             )),
         },
-        "migrate_from" => {
-            let watch = Watch::begin(guest, watch::RECEIVED);
-            let answer = drive::drive(guest, Action::MigrateFrom, deadline);
-            watch.end(answer);
-            answer
-        }
-        action @ (watch::SENT | watch::RECEIVED) => watch::watch(guest, action, deadline),
+        watch::ACTION => watch::watch(guest, deadline),
+        "migrate_from" => drive::drive(guest, Action::MigrateFrom, deadline),
         other => refuse(Invalid::new(
             Answer::Unimplemented,
             format!("'{other}' is not {USAGE}"),

@@ -145,8 +145,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         long: "Pacemaker leaves a guest alone whose migrate_to has failed (on-fail=block), and does \
                not watch it any more. After so many seconds the agent has it look at all nodes \
                again (crm_resource --refresh): the guest is watched, and the move tried again if it \
-               is still ordered. After a migrate_from that has failed it is two seconds at most. 0: \
-               never.",
+               is still ordered. 0: never.",
     },
     Parameter {
         name: "shutdown",

@@ -1,10 +1,8 @@
-//! A move is watched on both sides, by processes that `migrate_to` and `migrate_from` start, and
-//! that outlive them.
+//! A move is watched at its source by a process that `migrate_to` starts, and that outlives it.
 //!
-//! If one of these actions fails, Pacemaker leaves the resource alone until it is asked to look
-//! again (`on-fail=block`). An agent that is killed cannot ask: this process does it. And Pacemaker
-//! calls nothing at the source while `migrate_from` waits for the pages at the destination, so the
-//! process there resumes the engine if that is killed.
+//! If `migrate_to` fails, Pacemaker leaves the resource alone until it is asked to look again
+//! (`on-fail=block`). An agent that is killed cannot ask: this process does it. After the handover
+//! it resumes the engine if that is killed, also while Pacemaker calls nothing here.
 
 use std::io::{Read, Write, stdin};
 use std::process::{ChildStdin, Stdio};
@@ -22,16 +20,11 @@ use super::migrate_to::control;
 use super::state::State;
 use crate::output::streams;
 
-/// The actions of these processes. Pacemaker does not know them.
-pub(super) const SENT: &str = "watch-sent";
-pub(super) const RECEIVED: &str = "watch-received";
+/// The action of the process that watches. Pacemaker does not know it.
+pub(super) const ACTION: &str = "watch-move";
 
 /// What the agent says if it has succeeded. If it is killed, it says nothing.
 const SUCCEEDED: &[u8] = b"succeeded";
-
-/// When Pacemaker looks again if the destination's agent has failed: the guest runs, or has to be
-/// started again. The failure is recorded after the agent has ended.
-const SOON: Duration = Duration::from_secs(2);
 
 /// How often the move is looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -41,9 +34,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Watch(Option<ChildStdin>);
 
 impl Watch {
-    /// Starts the process, with one of its actions.
-    pub(super) fn begin(guest: &Guest, action: &str) -> Self {
-        match guest.spawn("watch.log", &["ocf-agent", action], Stdio::piped()) {
+    /// Starts the process.
+    pub(super) fn begin(guest: &Guest) -> Self {
+        match guest.spawn("watch.log", &["ocf-agent", ACTION], Stdio::piped()) {
             Ok(mut child) => Self(child.stdin.take()),
             Err(error) => {
                 let error = Report::new(&error);
@@ -73,14 +66,11 @@ fn agent_has_succeeded() -> bool {
     stdin().take(limit).read_to_end(&mut said).is_ok() && said == SUCCEEDED
 }
 
-/// Watches a move to its end, with this action.
-pub(super) fn watch(guest: &Guest, action: &str, deadline: Deadline) -> Answer {
+/// Watches a move to its end.
+pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
     let (cluster, name) = (&guest.cluster, &guest.parameters.name);
-    let after = guest.parameters.refresh.map(|after| match action {
-        SENT => after,
-        _ => after.min(SOON),
-    });
-    let after = after.filter(|_| !agent_has_succeeded());
+    let succeeded = agent_has_succeeded();
+    let after = guest.parameters.refresh.filter(|_| !succeeded);
     let mut refresh = after.map(|after| Instant::now() + after);
     let mut drive = Drive::new(guest, deadline);
     let (mut was_handed_over, mut is_cancelled) = (false, false);
