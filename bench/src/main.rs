@@ -81,8 +81,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// The benches that are no case of the plan: whether one is selected, and what runs it.
-const OTHERS: [(fn(&Args) -> bool, fn(&Args) -> Result<(), BenchError>); 6] = [
+/// Whether a bench is selected, and what runs it.
+type OtherBench = (fn(&Args) -> bool, fn(&Args) -> Result<(), BenchError>);
+
+/// The benches that are no case of the plan.
+const OTHERS: [OtherBench; 6] = [
     (dirty_rate::is_selected, dirty_rate::run),
     (estimate::is_selected, estimate::run),
     (disks::is_selected, disks::run),

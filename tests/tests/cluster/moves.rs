@@ -113,19 +113,30 @@ fn a_disk_is_copied_with_its_guest() {
     assert!(laboratory.cluster.power().fenced().is_empty());
 }
 
-/// A guest whose pages are still arriving is ordered elsewhere: it is moved on when they are there.
+/// The node that a guest's pages are still arriving at is to be emptied: the guest is moved on when
+/// they are there.
 #[test]
 #[ignore = "a cluster: make test-cluster"]
 fn an_order_in_postcopy_moves_the_guest_on() {
     let mut held = Held::in_stage(Stage::Postcopy);
-    held.laboratory.move_to("web", "n3");
-    held.laboratory.wait("Pacemaker to move it on", |_| {
-        let node = held.laboratory.node("n2");
-        !node.processes_with(&["ocf-agent", "migrate_to"]).is_empty()
-    });
+    // From now on `stop` at the source waits for the pages.
+    held.laboratory
+        .wait("the move to be over for Pacemaker", |_| {
+            let node = held.laboratory.node("n1");
+            !node.processes_with(&["ocf-agent", "stop"]).is_empty()
+        });
+    held.laboratory.order("crm_standby --node n2 --update on");
     held.finish();
+    // Where it started. That move is a post-copy in which nothing is pushed, too.
     let laboratory = &held.laboratory;
-    laboratory.wait_on("web", "n3");
+    let guest = laboratory.guest("web");
+    laboratory.wait("the guest to be moved on", |_| {
+        guest
+            .running()
+            .is_some_and(|machine| machine.node() == "n1")
+    });
+    held.push_from("n2");
+    laboratory.wait_on("web", "n1");
     laboratory.assert_whole("web", 1);
     assert!(laboratory.cluster.power().fenced().is_empty());
 }

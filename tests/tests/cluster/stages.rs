@@ -113,10 +113,15 @@ impl Held {
     pub(crate) fn finish(&mut self) {
         self.release();
         if self.stage == Stage::Postcopy {
-            for engine in self.laboratory.node("n1").processes_with(&["migrate"]) {
-                let engine = Pid::from_raw(engine.cast_signed()).unwrap();
-                let _ = kill_process(engine, Signal::KILL);
-            }
+            self.push_from("n1");
+        }
+    }
+
+    /// Has the pages that are owed on this node pushed.
+    pub(crate) fn push_from(&self, node: &str) {
+        for engine in self.laboratory.node(node).processes_with(&["migrate"]) {
+            let engine = Pid::from_raw(engine.cast_signed()).unwrap();
+            let _ = kill_process(engine, Signal::KILL);
         }
     }
 }

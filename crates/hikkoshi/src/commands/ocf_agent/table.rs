@@ -165,9 +165,9 @@ fn migrate_to(state: State) -> Step {
     }
 }
 
-/// The guest is here when it runs here. Until this has answered, Pacemaker takes any other order for
-/// a reason to stop the guest and to start it again, so it does not wait for the pages. `stop` at
-/// the source does.
+/// The guest is here when it runs here. Until this has answered, Pacemaker takes any other order
+/// for a reason to stop the guest and to start it again, so it does not wait for the pages. `stop`
+/// at the source does.
 fn migrate_from(state: State) -> Step {
     match state {
         State::Running | State::Paused | State::Arriving => Step::Answer(Success),
