@@ -112,6 +112,7 @@ impl<'a> Drive<'a> {
                 cluster.forget_received(name);
                 cluster.forget_sent(name);
             }
+            State::Moved => cluster.forget_move(name, Side::Source),
             _ => {}
         }
     }

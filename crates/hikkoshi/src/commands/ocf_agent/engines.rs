@@ -79,7 +79,7 @@ impl Guest {
             .append(true)
             .mode(0o600)
             .open(self.file(log)?)?;
-        // What it says of the last engine only.
+        // What the last process says only.
         log.set_len(0)?;
         let mut command = own_executable::command();
         command

@@ -11,7 +11,7 @@ pub(super) const ACTIONS: &[(&str, u32, &str)] = &[
     ("monitor", 30, " interval=\"10s\" depth=\"0\""),
     ("monitor", 60, " interval=\"60s\" depth=\"10\""),
     ("migrate_to", 600, ""),
-    ("migrate_from", 600, ""),
+    ("migrate_from", 90, ""),
     ("validate-all", 30, ""),
     ("meta-data", 5, ""),
 ];

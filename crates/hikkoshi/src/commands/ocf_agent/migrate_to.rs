@@ -144,6 +144,7 @@ fn follow(
     let mut reserve = None;
     loop {
         let stage = guest.handover();
+        let is_committed = matches!(stage, Some((SourceStage::Committed, _)));
         if let Some((SourceStage::HandedOver | SourceStage::Done, _)) = stage {
             return Move::HandedOver;
         }
@@ -157,6 +158,7 @@ fn follow(
             // It may have been handed over, and completed, before it could be cancelled.
             None if stage.is_none_or(|(_, held)| !held)
                 && cancelled
+                && !is_committed
                 && guest.result_status() != Some(0) =>
             {
                 return Move::Cancelled;
@@ -164,7 +166,6 @@ fn follow(
             None if stage.is_none_or(|(_, held)| !held) => return Move::Ended(None),
             None => {}
         }
-        let is_committed = matches!(stage, Some((SourceStage::Committed, _)));
         if limit.is_over() && !is_committed {
             let left = deadline.left();
             // The last quarter is for cancelling a move that is not handed over.

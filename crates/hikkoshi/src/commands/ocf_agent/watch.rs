@@ -66,14 +66,20 @@ fn agent_has_succeeded() -> bool {
     stdin().take(limit).read_to_end(&mut said).is_ok() && said == SUCCEEDED
 }
 
+/// How often Pacemaker is asked to look again, if it cannot be asked.
+const ATTEMPTS: u32 = 10;
+
 /// Watches a move to its end.
 pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
     let (cluster, name) = (&guest.cluster, &guest.parameters.name);
-    let succeeded = agent_has_succeeded();
-    let after = guest.parameters.refresh.filter(|_| !succeeded);
+    let has_failed = !agent_has_succeeded();
+    let after = guest.parameters.refresh.filter(|_| has_failed);
     let mut refresh = after.map(|after| Instant::now() + after);
+    let mut attempts = 0;
     let mut drive = Drive::new(guest, deadline);
     let (mut was_handed_over, mut is_cancelled) = (false, false);
+    // As long as it is undecided, it is the agent's move, and not a later one.
+    let mut may_cancel = has_failed;
     loop {
         use SourceStage::{Committed, Done, HandedOver, Owned};
         let handover = guest.handover();
@@ -86,24 +92,26 @@ pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
         was_handed_over |= matches!(handover, Some((HandedOver | Done, _)));
         // Probes would not see the guest once, while it may be handed over between them.
         let is_undecided = matches!(handover, Some((Owned, true) | (Committed, _)));
+        may_cancel &= is_undecided;
+        if may_cancel && deadline.is_over() && !is_cancelled {
+            is_cancelled = control(guest, "cancel");
+        }
         if let (Some(at), Some(after)) = (refresh, after)
             && at <= Instant::now()
+            && !is_undecided
         {
-            if !is_undecided {
-                let is_done = cluster.refresh(&guest.parameters.resource);
-                refresh = (!is_done).then(|| Instant::now() + after);
-            } else if deadline.is_over() && !is_cancelled {
-                is_cancelled = control(guest, "cancel");
-            }
+            attempts += 1;
+            let is_over = cluster.refresh(&guest.parameters.resource) || attempts == ATTEMPTS;
+            refresh = (!is_over).then(|| Instant::now() + after);
         }
-        if refresh.is_none() && !is_owing {
+        if refresh.is_none() && !is_owing && !may_cancel {
             break;
         }
         std::thread::sleep(INTERVAL);
     }
     // `stop` may have ended before. Otherwise no third node would start the guest. If it is here
     // again, the note may be of its next move.
-    if was_handed_over && guest.look().state == State::Absent {
+    if was_handed_over && matches!(guest.look().state, State::Absent | State::Moved) {
         cluster.forget_move(name, Side::Source);
     }
     Answer::Success
