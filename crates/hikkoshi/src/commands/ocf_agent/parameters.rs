@@ -143,8 +143,8 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         default: "60",
         short: "When Pacemaker looks again after a failed move",
         long: "Pacemaker leaves a guest alone whose migrate_to has failed (on-fail=block), and does \
-               not watch it any more. After so many seconds a process of the agent, which outlives it, has it look at all nodes \
-               again (crm_resource --refresh): the guest is watched, and the move tried again if it \
+               not watch it any more. After so many seconds a process of the agent, which outlives \
+               it, has it look at all nodes again (crm_resource --refresh): the guest is watched, and the move tried again if it \
                is still ordered. 0: never.",
     },
     Parameter {

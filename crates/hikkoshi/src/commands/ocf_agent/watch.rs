@@ -29,6 +29,9 @@ const SUCCEEDED: &[u8] = b"succeeded";
 /// How often the move is looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often Pacemaker is asked at most to look again.
+const ATTEMPTS: u32 = 10;
+
 /// A move that is watched: the agent's end of a pipe to the process that does it.
 #[derive(Debug)]
 pub(super) struct Watch(Option<ChildStdin>);
@@ -66,9 +69,6 @@ fn agent_has_succeeded() -> bool {
     stdin().take(limit).read_to_end(&mut said).is_ok() && said == SUCCEEDED
 }
 
-/// How often Pacemaker is asked to look again, if it cannot be asked.
-const ATTEMPTS: u32 = 10;
-
 /// Watches a move to its end.
 pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
     let (cluster, name) = (&guest.cluster, &guest.parameters.name);
@@ -90,8 +90,13 @@ pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
             _ => false,
         };
         was_handed_over |= matches!(handover, Some((HandedOver | Done, _)));
-        // Probes would not see the guest once, while it may be handed over between them.
-        let is_undecided = matches!(handover, Some((Owned, true) | (Committed, _)));
+        // Probes would not see the guest once, while it may be handed over between them. It is
+        // decided when the destination has left the cluster.
+        let is_undecided = match handover {
+            Some((Owned, held)) => held,
+            Some((Committed, _)) => is_owing,
+            _ => false,
+        };
         may_cancel &= is_undecided;
         if may_cancel && deadline.is_over() && !is_cancelled {
             is_cancelled = control(guest, "cancel");
