@@ -149,6 +149,17 @@ impl Cluster {
         asked.is_ok()
     }
 
+    /// Whether Pacemaker's scheduler, by what the cluster is now, would move the resource to that
+    /// node, if it says it.
+    pub(super) fn would_move(&self, resource: &str, to: &str) -> Option<bool> {
+        self.node.as_ref()?;
+        let plan = output(
+            "crm_simulate",
+            &["--live-check", "--run", "--output-as=xml"],
+        )?;
+        Some(plans_move(&plan, resource, to))
+    }
+
     /// The other node of the move of which this node is `side`, if it is noted.
     pub(super) fn peer(&self, guest: &str, side: Side) -> Option<String> {
         let noted = attribute(&side.attribute(guest), self.node.as_ref()?);
@@ -211,6 +222,18 @@ fn members() -> Option<BTreeSet<String>> {
     Some(text.split_whitespace().map(str::to_owned).collect())
 }
 
+/// Whether a plan of `crm_simulate` has a line such as `<rsc_action action="migrate" resource="web"
+/// source="n1" dest="n2"/>` for this resource and destination.
+fn plans_move(plan: &str, resource: &str, to: &str) -> bool {
+    plan.lines().any(|line| {
+        let says = |what, expected: &str| value(line, what).as_deref() == Some(expected);
+        line.trim_start().starts_with("<rsc_action ")
+            && says(" action", "migrate")
+            && says(" resource", resource)
+            && says(" dest", to)
+    })
+}
+
 /// What a line such as `name="x" host="n1" value="n2"` says of `what`.
 fn value(text: &str, what: &str) -> Option<String> {
     let begin = format!("{what}=\"");
@@ -266,6 +289,18 @@ mod tests {
         assert_eq!(value(text, "host").as_deref(), Some("n1"));
         assert_eq!(value("name=\"x\" host=\"n1\" value=\"\"", "value"), None);
         assert_eq!(value("", "value"), None);
+    }
+
+    #[test]
+    fn a_planned_move_is_found() {
+        let plan = "<actions>\n  <rsc_action action=\"migrate\" resource=\"web\" source=\"n1\" \
+                    dest=\"n2\"/>\n  <rsc_action action=\"move\" resource=\"db\" source=\"n1\" \
+                    dest=\"n2\"/>\n</actions>\n";
+        assert!(plans_move(plan, "web", "n2"));
+        assert!(!plans_move(plan, "web", "n1"));
+        assert!(!plans_move(plan, "web", "n3"));
+        assert!(!plans_move(plan, "db", "n2"));
+        assert!(!plans_move("", "web", "n2"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::deadline::Deadline;
 use super::drive::Drive;
 use super::engines::Ended;
 use super::guest::Guest;
+use super::order::Order;
 use super::parameters::OnTimeout;
 use super::table::{Action, Step};
 use crate::output::streams;
@@ -38,14 +39,19 @@ const FINAL: &[&str] = &[
     "cancelled",
 ];
 
+/// Why the agent cancels a move.
+const TOO_LONG: &str =
+    "it was not handed over in the time of this action, and the move was cancelled";
+const WITHDRAWN: &str = "Pacemaker would not order this move any more, and it was cancelled";
+
 /// How a move goes on.
 enum Move {
     /// The guest was handed over.
     HandedOver,
     /// Its engine has ended.
     Ended(Option<ExitStatus>),
-    /// The time is over, and it was cancelled.
-    Cancelled,
+    /// It was cancelled, for this reason.
+    Cancelled(&'static str),
     /// The time is over, and it could not be cancelled.
     TimedOut,
 }
@@ -56,6 +62,7 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
     let name = &guest.parameters.name;
     let mut drive = Drive::new(guest, deadline);
     let mut pause = PAUSES.0;
+    let mut order = Order::new(&guest.cluster, &guest.parameters.resource, node);
     loop {
         let (found, step) = drive.look(Action::MigrateTo);
         let mut engine = match step {
@@ -75,15 +82,9 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
                 None => continue,
             },
         };
-        let ended = match follow(guest, engine.as_mut(), limit, deadline) {
+        let ended = match follow(guest, engine.as_mut(), &mut order, limit, deadline) {
             Move::HandedOver => return Answer::Success,
-            Move::Cancelled => {
-                return stays(
-                    guest,
-                    node,
-                    "it was not handed over in the time of this action, and the move was cancelled",
-                );
-            }
+            Move::Cancelled(why) => return stays(guest, node, why),
             Move::TimedOut => {
                 streams::ocf_exit_reason(
                     "it was not decided in the time of this action where the guest is; the engines \
@@ -135,11 +136,13 @@ fn is_final(ended: &Ended) -> bool {
 fn follow(
     guest: &Guest,
     mut engine: Option<&mut Child>,
+    order: &mut Order,
     limit: Deadline,
     deadline: Deadline,
 ) -> Move {
     let mut switched = false;
-    let mut cancelled = false;
+    // Why it is cancelled, if the engine has taken that.
+    let mut cancelled = None;
     // What is left of the time when it is to end.
     let mut reserve = None;
     loop {
@@ -150,20 +153,22 @@ fn follow(
         }
         match engine.as_mut().map(|engine| engine.try_wait()) {
             // The answer to a cancellation.
-            Some(Ok(Some(status))) if cancelled && status.code() == Some(1) => {
-                return Move::Cancelled;
+            Some(Ok(Some(status))) => {
+                return match cancelled {
+                    Some(why) if status.code() == Some(1) => Move::Cancelled(why),
+                    _ => Move::Ended(Some(status)),
+                };
             }
-            Some(Ok(Some(status))) => return Move::Ended(Some(status)),
             Some(_) => {}
-            // It may have been handed over, and completed, before it could be cancelled.
-            None if stage.is_none_or(|(_, held)| !held)
-                && cancelled
-                && !is_committed
-                && guest.result_status() != Some(0) =>
-            {
-                return Move::Cancelled;
+            None if stage.is_none_or(|(_, held)| !held) => {
+                return match cancelled {
+                    // It may have been handed over, and completed, before it could be cancelled.
+                    Some(why) if !is_committed && guest.result_status() != Some(0) => {
+                        Move::Cancelled(why)
+                    }
+                    _ => Move::Ended(None),
+                };
             }
-            None if stage.is_none_or(|(_, held)| !held) => return Move::Ended(None),
             None => {}
         }
         if limit.is_over() && !is_committed {
@@ -171,12 +176,15 @@ fn follow(
             // The last quarter is for cancelling a move that is not handed over.
             let is_late = left < *reserve.get_or_insert(left) / 4;
             let switches = guest.parameters.on_timeout == OnTimeout::Postcopy;
-            if switches && !switched {
+            if switches && !switched && cancelled.is_none() {
                 switched = true;
-                control(guest, "switch");
-            } else if (!switches || is_late) && !cancelled {
-                cancelled = control(guest, "cancel");
+                control(guest, "switch", "the time for this action is nearly over");
+            } else if (!switches || is_late) && cancelled.is_none() {
+                cancelled = cancel(guest, TOO_LONG);
             }
+        }
+        if !is_committed && cancelled.is_none() && order.is_withdrawn() {
+            cancelled = cancel(guest, WITHDRAWN);
         }
         if !deadline.pause() {
             return Move::TimedOut;
@@ -184,11 +192,14 @@ fn follow(
     }
 }
 
+/// Has the engine cancel the move. Returns the reason if it does.
+fn cancel(guest: &Guest, why: &'static str) -> Option<&'static str> {
+    control(guest, "cancel", why).then_some(why)
+}
+
 /// Returns whether the engine does it.
-pub(super) fn control(guest: &Guest, command: &str) -> bool {
-    streams::notice(&format!(
-        "the time for this action is nearly over: {command}"
-    ));
+pub(super) fn control(guest: &Guest, command: &str, why: &str) -> bool {
+    streams::notice(&format!("{why}: {command}"));
     match guest.control(command) {
         Ok(()) => true,
         Err(why) => {

@@ -13,6 +13,7 @@
 //! | `table` | states and actions: what is done and answered |
 //! | `state`, `guest` | the states; what is found of a guest |
 //! | `start`, `stop`, `end`, `migrate_to`, `monitor`, `validate` | what the actions do |
+//! | `order` | whether Pacemaker still wants the move |
 //! | `watch` | a process that watches a move at its source, and outlives the agent |
 //! | `engines` | processes of this program that move the guest |
 //! | `cluster` | what Pacemaker knows of the other node |
@@ -30,6 +31,7 @@ mod guest;
 mod metadata;
 mod migrate_to;
 mod monitor;
+mod order;
 mod parameters;
 mod start;
 mod state;

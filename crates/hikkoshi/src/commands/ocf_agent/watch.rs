@@ -99,7 +99,7 @@ pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
         };
         may_cancel &= is_undecided;
         if may_cancel && deadline.is_over() && !is_cancelled {
-            is_cancelled = control(guest, "cancel");
+            is_cancelled = control(guest, "cancel", "the agent has ended without a decision");
         }
         if let (Some(at), Some(after)) = (refresh, after)
             && at <= Instant::now()
