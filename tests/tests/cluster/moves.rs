@@ -155,12 +155,7 @@ fn an_order_in_precopy_replaces_the_move() {
     laboratory.move_to("web", "n3");
     laboratory.wait_on("web", "n3");
     laboratory.assert_whole("web", 1);
-    let log = laboratory.node("n1").pacemaker_log();
-    assert!(
-        log.contains("Pacemaker would not order this move any more"),
-        "{log}"
-    );
-    assert!(laboratory.cluster.power().fenced().is_empty());
+    assert_withdrawn(laboratory);
 }
 
 /// The node that the guest is being sent to is to be emptied: the guest stays.
@@ -175,5 +170,15 @@ fn a_standby_in_precopy_leaves_the_guest() {
     });
     laboratory.wait_on("web", "n1");
     laboratory.assert_whole("web", 1);
+    assert_withdrawn(laboratory);
+}
+
+/// The agent has cancelled the move from the first node because Pacemaker would not order it now.
+fn assert_withdrawn(laboratory: &Laboratory) {
+    let log = laboratory.node("n1").pacemaker_log();
+    assert!(
+        log.contains("Pacemaker would not order this move any more, and it was cancelled"),
+        "{log}"
+    );
     assert!(laboratory.cluster.power().fenced().is_empty());
 }

@@ -150,14 +150,20 @@ impl Cluster {
     }
 
     /// Whether Pacemaker's scheduler, by what the cluster is now, would move the resource to that
-    /// node, if it says it.
-    pub(super) fn would_move(&self, resource: &str, to: &str) -> Option<bool> {
-        self.node.as_ref()?;
-        let plan = output(
-            "crm_simulate",
-            &["--live-check", "--run", "--output-as=xml"],
-        )?;
-        Some(plans_move(&plan, resource, to))
+    /// node. None if nothing is decided here: without a cluster, or without quorum.
+    ///
+    /// # Errors
+    /// It does not say it.
+    pub(super) fn would_move(&self, resource: &str, to: &str) -> Result<Option<bool>, String> {
+        if self.node.is_none() || !has_quorum() {
+            return Ok(None);
+        }
+        let simulate = ["--live-check", "--run", "--output-as=xml"];
+        let plan = run("crm_simulate", &simulate).map_err(|failed| failed.why)?;
+        match plan.contains("</pacemaker-result>") {
+            true => Ok(Some(plans_move(&plan, resource, to))),
+            false => Err("crm_simulate: not the end of a plan in XML".to_owned()),
+        }
     }
 
     /// The other node of the move of which this node is `side`, if it is noted.
@@ -175,7 +181,7 @@ impl Cluster {
         let Some(peer) = self.peer(guest, side) else {
             return false;
         };
-        if output("crm_node", &["-q"]).is_none_or(|quorum| quorum.trim() != "1") {
+        if !has_quorum() {
             return false;
         }
         if self.has_left(&peer) {
@@ -222,15 +228,16 @@ fn members() -> Option<BTreeSet<String>> {
     Some(text.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Whether a plan of `crm_simulate` has a line such as `<rsc_action action="migrate" resource="web"
-/// source="n1" dest="n2"/>` for this resource and destination.
+/// Whether a plan of `crm_simulate` has an element such as `<rsc_action action="migrate"
+/// resource="web" source="n1" dest="n2"/>` for this resource, or an instance of it, and
+/// destination.
 fn plans_move(plan: &str, resource: &str, to: &str) -> bool {
-    plan.lines().any(|line| {
-        let says = |what, expected: &str| value(line, what).as_deref() == Some(expected);
-        line.trim_start().starts_with("<rsc_action ")
-            && says(" action", "migrate")
-            && says(" resource", resource)
-            && says(" dest", to)
+    plan.split("<rsc_action").skip(1).any(|action| {
+        let (action, _) = action.split_once('>').unwrap_or((action, ""));
+        let says = |what| value(action, what).unwrap_or_default();
+        says(" action") == "migrate"
+            && says(" resource").split(':').next() == Some(resource)
+            && says(" dest") == to
     })
 }
 
@@ -240,6 +247,11 @@ fn value(text: &str, what: &str) -> Option<String> {
     let (_, rest) = text.split_once(&begin)?;
     let (value, _) = rest.split_once('"')?;
     (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// Whether this node's part of the cluster decides.
+fn has_quorum() -> bool {
+    output("crm_node", &["-q"]).is_some_and(|quorum| quorum.trim() == "1")
 }
 
 /// What a program of Pacemaker writes, if it succeeds.
@@ -291,15 +303,24 @@ mod tests {
         assert_eq!(value("", "value"), None);
     }
 
+    /// What 2.1.5 has written, without the nodes.
+    const PLAN: &str = r#"<pacemaker-result api-version="2.25" request="crm_simulate -L --run">
+  <actions>
+    <rsc_action action="migrate" resource="web" source="n1" dest="n2"/>
+    <rsc_action action="move" resource="db" source="n1" dest="n2"/>
+    <rsc_action action="migrate" resource="app:0" source="n1" dest="n3"/>
+  </actions>
+  <status code="0" message="OK"/>
+</pacemaker-result>
+"#;
+
     #[test]
     fn a_planned_move_is_found() {
-        let plan = "<actions>\n  <rsc_action action=\"migrate\" resource=\"web\" source=\"n1\" \
-                    dest=\"n2\"/>\n  <rsc_action action=\"move\" resource=\"db\" source=\"n1\" \
-                    dest=\"n2\"/>\n</actions>\n";
-        assert!(plans_move(plan, "web", "n2"));
-        assert!(!plans_move(plan, "web", "n1"));
-        assert!(!plans_move(plan, "web", "n3"));
-        assert!(!plans_move(plan, "db", "n2"));
+        assert!(plans_move(PLAN, "web", "n2"));
+        assert!(plans_move(PLAN, "app", "n3"), "an instance of a clone");
+        for (resource, to) in [("web", "n1"), ("web", "n3"), ("db", "n2"), ("we", "n2")] {
+            assert!(!plans_move(PLAN, resource, to), "{resource} to {to}");
+        }
         assert!(!plans_move("", "web", "n2"));
     }
 

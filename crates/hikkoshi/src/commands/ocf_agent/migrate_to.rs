@@ -39,10 +39,15 @@ const FINAL: &[&str] = &[
     "cancelled",
 ];
 
-/// Why the agent cancels a move.
+/// What is said when the time is nearly over.
+const LATE: &str = "the time for this action is nearly over";
+
+/// Why a move was cancelled.
 const TOO_LONG: &str =
     "it was not handed over in the time of this action, and the move was cancelled";
 const WITHDRAWN: &str = "Pacemaker would not order this move any more, and it was cancelled";
+/// What is said before that.
+const CANCELLING: &str = "Pacemaker would not order this move any more";
 
 /// How a move goes on.
 enum Move {
@@ -69,6 +74,7 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
             Step::Move if limit.is_over() => {
                 return stays(guest, node, "there was no time left for a move");
             }
+            Step::Move if order.is_withdrawn() => return stays(guest, node, WITHDRAWN),
             Step::Move => {
                 let noted = guest.cluster.note_move(name, node);
                 match noted.and_then(|()| guest.start_move(node)) {
@@ -102,7 +108,9 @@ pub(super) fn migrate_to(guest: &Guest, node: &str, deadline: Deadline) -> Answe
             Some(1 | 2) if is_final(&ended) => return stays(guest, node, &ended.message),
             Some(1 | 2) => {
                 streams::notice(&format!("trying again: {}", ended.message));
-                limit.within(pause).wait(|| false);
+                if limit.within(pause).wait(|| order.is_withdrawn()) {
+                    return stays(guest, node, WITHDRAWN);
+                }
                 pause = (pause * 2).min(PAUSES.1);
                 // If it has left, Pacemaker has forgotten that it ordered the move, even if it is
                 // back.
@@ -178,13 +186,13 @@ fn follow(
             let switches = guest.parameters.on_timeout == OnTimeout::Postcopy;
             if switches && !switched && cancelled.is_none() {
                 switched = true;
-                control(guest, "switch", "the time for this action is nearly over");
+                control(guest, "switch", LATE);
             } else if (!switches || is_late) && cancelled.is_none() {
-                cancelled = cancel(guest, TOO_LONG);
+                cancelled = cancel(guest, LATE, TOO_LONG);
             }
         }
         if !is_committed && cancelled.is_none() && order.is_withdrawn() {
-            cancelled = cancel(guest, WITHDRAWN);
+            cancelled = cancel(guest, CANCELLING, WITHDRAWN);
         }
         if !deadline.pause() {
             return Move::TimedOut;
@@ -192,9 +200,9 @@ fn follow(
     }
 }
 
-/// Has the engine cancel the move. Returns the reason if it does.
-fn cancel(guest: &Guest, why: &'static str) -> Option<&'static str> {
-    control(guest, "cancel", why).then_some(why)
+/// Has the engine cancel the move. Returns `reason` if it does.
+fn cancel(guest: &Guest, why: &str, reason: &'static str) -> Option<&'static str> {
+    control(guest, "cancel", why).then_some(reason)
 }
 
 /// Returns whether the engine does it.
