@@ -8,6 +8,8 @@
 //!   ([`test_names`]).
 //! - A name of a thread in the code of a crate is in the section of `ARCHITECTURE.md` about
 //!   threads, and the other way round ([`threads`]).
+//! - A revision that a document names is in the history, and is not too old ([`revisions`]). Not
+//!   checked where there is no complete history, such as in an archive.
 //! - The table of QEMU's versions in `docs/versions.md` counts the rows of `docs/matrix.md`
 //!   ([`versions`]).
 //! - A module of a crate uses only those below it, where the crate's root states an order
@@ -20,6 +22,7 @@ mod document;
 mod layers;
 mod links;
 mod paths;
+mod revisions;
 mod test_names;
 mod threads;
 mod tree;
@@ -32,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::document::Document;
+use crate::revisions::{History, HistoryError};
 use crate::tree::{Tree, TreeError};
 use error_reporter::Report;
 
@@ -52,8 +56,17 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The check could not be made.
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    #[error(transparent)]
+    History(#[from] HistoryError),
+}
+
 /// Checks every document and every Rust file below `root`.
-fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
+fn check(root: &Path) -> Result<Vec<Finding>, CheckError> {
     let tree = Tree::read(root)?;
     let mut documents = Vec::new();
     let mut findings = Vec::new();
@@ -69,6 +82,10 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
         findings.extend(threads::check(document, &code));
         findings.extend(width::check(document));
     }
+    match History::of(root) {
+        Some(history) => findings.extend(revisions::check(&documents, &history)?),
+        None => notice("no complete history by git here: revisions are NOT checked"),
+    }
     findings.extend(links::check_reachable(&documents));
     findings.extend(versions::check(&tree)?);
     findings.extend(layers::check(&tree)?);
@@ -79,6 +96,12 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
     }
     findings.sort();
     Ok(findings)
+}
+
+/// Tells a person.
+fn notice(text: &str) {
+    // If nobody can be told, the findings count.
+    let _ = writeln!(io::stderr(), "hikkoshi-docs: {text}");
 }
 
 fn main() -> ExitCode {

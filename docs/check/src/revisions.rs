@@ -1,0 +1,260 @@
+//! Figures are of this tree: a revision that a page names as measured is in the project's history,
+//! and not too many commits of product code came after it.
+//!
+//! A decision keeps the figures that it was taken by.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::Finding;
+use crate::document::Document;
+
+/// Product code: what figures are measured of.
+const PRODUCT: [&str; 2] = ["crates", "ept"];
+
+/// How old figures may be.
+#[derive(Debug)]
+struct Rule<'a> {
+    /// How many commits of product code may come after their revision.
+    most: u32,
+    /// Pages that are older, and are to be measured again before the first release. One that no
+    /// longer is must go from here.
+    outdated: &'a [&'a str],
+}
+
+const RULE: Rule<'_> = Rule {
+    most: 300,
+    outdated: &[
+        "README.md",
+        "docs/after-a-move.md",
+        "docs/assets/benchmarks/measured.md",
+        "docs/assets/benchmarks/nano/measured.md",
+        "docs/assets/estimate/measured.md",
+        "docs/benchmarks.md",
+        "docs/copying-disks.md",
+        "docs/dashboard.md",
+        "docs/dirty-logging.md",
+        "docs/estimate.md",
+        "docs/libvirt.md",
+        "docs/published.md",
+        "docs/reliability.md",
+        "docs/security.md",
+        "docs/status.md",
+        "ept/docs/cost.md",
+        "guest/README.md",
+    ],
+};
+
+/// The project's history, of which git is asked.
+#[derive(Debug)]
+pub(crate) struct History {
+    root: PathBuf,
+}
+
+/// Git does not answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HistoryError {
+    /// It was not run.
+    #[error("running git rev-list in {}", root.display())]
+    Run {
+        /// The top of the tree.
+        root: PathBuf,
+        source: io::Error,
+    },
+    /// It wrote no number.
+    #[error("git rev-list wrote {text:?} where a number of commits was expected")]
+    NoNumber {
+        /// What it wrote.
+        text: String,
+    },
+}
+
+impl History {
+    /// The history of the tree at `root`. None if there is no complete one: an archive or a shallow
+    /// clone.
+    pub(crate) fn of(root: &Path) -> Option<Self> {
+        let history = Self { root: root.into() };
+        let shallow = history.git(&["rev-parse", "--is-shallow-repository"]);
+        shallow
+            .is_ok_and(|output| output.status.success() && output.stdout == b"false\n")
+            .then_some(history)
+    }
+
+    fn git(&self, arguments: &[&str]) -> Result<Output, HistoryError> {
+        let mut git = Command::new("git");
+        git.arg("-C").arg(&self.root).args(arguments);
+        git.output().map_err(|source| HistoryError::Run {
+            root: self.root.clone(),
+            source,
+        })
+    }
+
+    /// How many commits of product code came after a revision, if it is in the history.
+    fn commits_after(&self, revision: &str) -> Result<Option<u32>, HistoryError> {
+        let known = self.git(&["merge-base", "--is-ancestor", revision, "HEAD"])?;
+        if !known.status.success() {
+            return Ok(None);
+        }
+        let range = format!("{revision}..HEAD");
+        let count = ["rev-list", "--count", &range, "--"];
+        let counted = self.git(&[&count[..], &PRODUCT[..]].concat())?;
+        let text = String::from_utf8_lossy(&counted.stdout).trim().to_owned();
+        let number = text.parse();
+        number
+            .map(Some)
+            .map_err(|_| HistoryError::NoNumber { text })
+    }
+}
+
+/// The revisions that a line names: after the word *revision*, or *revisions* and further ones
+/// after a comma or *and*.
+fn revisions(line: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut expected = false;
+    for word in line.split_whitespace() {
+        let plain = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+        if matches!(plain, "revision" | "revisions") {
+            expected = true;
+        } else if expected && is_revision(plain) {
+            found.push(plain);
+        } else {
+            expected &= plain == "and";
+        }
+    }
+    found
+}
+
+fn is_revision(word: &str) -> bool {
+    let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    (7..=12).contains(&word.len()) && word.chars().all(is_hex)
+}
+
+/// Checks the revisions that the pages name.
+///
+/// # Errors
+/// Git does not answer.
+pub(crate) fn check(
+    documents: &[Document],
+    history: &History,
+) -> Result<Vec<Finding>, HistoryError> {
+    check_by(documents, history, &RULE)
+}
+
+fn check_by(
+    documents: &[Document],
+    history: &History,
+    rule: &Rule<'_>,
+) -> Result<Vec<Finding>, HistoryError> {
+    let Rule { most, outdated } = *rule;
+    let mut findings = Vec::new();
+    let mut up_to_date: BTreeSet<&str> = outdated.iter().copied().collect();
+    for document in documents {
+        let Document { file, lines, .. } = document;
+        if file.starts_with("docs/decisions") {
+            continue;
+        }
+        let exempt = outdated.iter().find(|page| file == Path::new(page));
+        for (at, (line, _)) in lines.iter().enumerate() {
+            for revision in revisions(line) {
+                let what = match history.commits_after(revision)? {
+                    None => format!("revision {revision} is not in the project's history"),
+                    Some(after) if after <= most => continue,
+                    Some(_) if exempt.is_some_and(|page| up_to_date.remove(page)) => continue,
+                    Some(_) if exempt.is_some() => continue,
+                    Some(after) => format!(
+                        "{after} commits of product code came after revision {revision} (at most \
+                         {most}): measure the figures again, or remove them"
+                    ),
+                };
+                findings.push(Finding {
+                    file: file.clone(),
+                    line: at + 1,
+                    what,
+                });
+            }
+        }
+    }
+    findings.extend(up_to_date.into_iter().map(|page| Finding {
+        file: page.into(),
+        line: 1,
+        what: "is measured again: remove it from the list in docs/check/src/revisions.rs".into(),
+    }));
+    Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn revisions_of_a_line_are_found() {
+        assert_eq!(revisions("quiet, revision b87c50ff, five"), ["b87c50ff"]);
+        assert_eq!(
+            revisions("Revisions of it: revisions `ac7ed98` and [347fbf1](x)"),
+            ["ac7ed98"]
+        );
+        assert_eq!(revisions("revision one, and 1234567"), [""; 0]);
+        assert_eq!(revisions("a revision"), [""; 0]);
+    }
+
+    /// A history of `commits` commits of product code after the first one, whose revision is
+    /// returned.
+    fn history(root: &Path, commits: u32) -> (History, String) {
+        let history = History { root: root.into() };
+        let run = |arguments: &[&str]| {
+            let output = history.git(arguments).unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        run(&["init", "-q"]);
+        run(&["config", "user.name", "test"]);
+        run(&["config", "user.email", "test@example.org"]);
+        fs::create_dir(root.join("crates")).unwrap();
+        for commit in 0..=commits {
+            fs::write(root.join("crates/code"), commit.to_string()).unwrap();
+            run(&["add", "."]);
+            run(&["commit", "-q", "-m", "test"]);
+        }
+        let first = run(&["rev-list", "--max-parents=0", "--abbrev-commit", "HEAD"]);
+        (history, first)
+    }
+
+    #[test]
+    fn old_and_unknown_revisions_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        let (history, first) = history(root.path(), 3);
+        let page = |name: &str, text: String| Document::parse(Path::new(name), &text);
+        let old = format!("of revision {first}\n");
+        let documents = [
+            page("docs/old.md", old.clone()),
+            page("docs/decisions/0001.md", old.clone()),
+            page("docs/exempt.md", old.clone()),
+            page("docs/unknown.md", "revision 0123456".into()),
+            page("docs/new.md", "no figures".into()),
+        ];
+        let rule = Rule {
+            most: 2,
+            outdated: &["docs/exempt.md", "docs/new.md"],
+        };
+        let found: Vec<String> = check_by(&documents, &history, &rule)
+            .unwrap()
+            .iter()
+            .map(|finding| format!("{}: {}", finding.file.display(), finding.what))
+            .collect();
+        let [old, unknown, new] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert!(old.starts_with("docs/old.md: 3 commits"), "{old}");
+        assert!(unknown.starts_with("docs/unknown.md: revision 0123456 is not"));
+        assert!(new.starts_with("docs/new.md: is measured again"), "{new}");
+    }
+
+    #[test]
+    fn a_tree_without_a_history_has_none() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(History::of(root.path()).is_none());
+    }
+}
