@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{ConsoleLine, GuestReport, QemuMigration, Scanned};
+use hikkoshi_lab::{ConsoleLine, GuestReport, QemuMigration, Scanned, TscReading};
 
 use super::threads::join;
-use super::timeline::Trace;
+use super::timeline::{Trace, TscClock};
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::meter::{CpuMeter, GuestAccount, seconds_between, vcpu_time_ns};
+use crate::meter::{CpuMeter, GuestAccount, KvmTrace, seconds_between, vcpu_time_ns};
 use crate::mover::{HikkoshiMigration, qemu_migrate};
 use crate::plan::{Case, Workload};
 use crate::record::{Run, ScanOutcome};
@@ -90,6 +90,8 @@ fn scanned(
     if testbed.resumed(&mut *over).is_none() {
         return Err(BenchError::NoSwitch);
     }
+    let counts_faults = matches!(case.workload, Workload::NanoWalk(_));
+    let kernel = counts_faults.then(KernelFaults::start).transpose()?;
     let first = guest.console().len();
     let bytes = testbed.network.bytes()?;
     let (begun, before) = (Instant::now(), vcpu_time_ns(guest)?);
@@ -115,10 +117,44 @@ fn scanned(
     let ran = (elapsed, after.saturating_sub(before));
     let mut outcome = outcome(&end, &lines, begun, ran)?;
     if case.workload.is_nano() {
-        let account = GuestAccount::find(&lines, DESTINATION, begun, end.ms);
+        let mut account = GuestAccount::find(&lines, DESTINATION, begun, end.ms);
+        if let Some(kernel) = kernel {
+            kernel.add_to(&mut account)?;
+        }
         outcome.guest = Some(account);
     }
     Ok((outcome, bytes))
+}
+
+/// The kernel's trace of page faults, from a scan's begin on.
+struct KernelFaults {
+    trace: KvmTrace,
+    begun: TscReading,
+}
+
+impl KernelFaults {
+    fn start() -> Result<Self, BenchError> {
+        Ok(Self {
+            trace: KvmTrace::start()?,
+            begun: TscReading::now(),
+        })
+    }
+
+    /// Ends the trace, and adds its events to the guest's intervals.
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    fn add_to(self, account: &mut GuestAccount) -> Result<(), BenchError> {
+        let begun = self.begun.monotonic_ns as f64;
+        let clock = TscClock {
+            before: self.begun,
+            after: TscReading::now(),
+        };
+        let events = self.trace.finish()?;
+        let events = events.iter();
+        account.add_kvm_events(
+            events.map(|event| ((clock.ns(event.ticks) - begun) / 1e9, event.kind)),
+        );
+        Ok(())
+    }
 }
 
 #[allow(clippy::cast_precision_loss)] // far below 2^52

@@ -43,14 +43,15 @@ type Times = [Option<f64>; STEPS.len()];
 
 /// Converts the time-stamp counter.
 #[derive(Clone, Copy, Debug)]
-struct TscClock {
-    before: TscReading,
-    after: TscReading,
+pub(super) struct TscClock {
+    pub(super) before: TscReading,
+    pub(super) after: TscReading,
 }
 
 impl TscClock {
+    /// The same time by `CLOCK_MONOTONIC`, ns.
     #[allow(clippy::cast_precision_loss)] // differences far below 2^52
-    fn ns(self, ticks: u64) -> f64 {
+    pub(super) fn ns(self, ticks: u64) -> f64 {
         let TscReading {
             ticks: first,
             monotonic_ns,
@@ -126,6 +127,7 @@ fn timeline(noted: &Noted<'_>, clock: TscClock) -> FaultTimeline {
     for event in noted.kernel {
         let page = event.address / PAGE;
         let step = match event.kind {
+            KvmEventKind::Repeated => continue,
             KvmEventKind::Queued => 0,
             KvmEventKind::NotPresent => 1,
             KvmEventKind::Fetched => 10,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::GuestNetwork;
+use hikkoshi_lab::{ConsoleLine, GuestNetwork, GuestReport};
 
 use super::threads::join;
 use crate::args::Args;
@@ -40,7 +40,9 @@ pub(super) fn measure(
     let server = SocketAddr::from((guest_address(), PORT));
     let stop = AtomicBool::new(false);
     let (demand, before_move) = match case.workload {
-        Workload::NanoWeb => (Demand::WithoutPause, BEFORE_WITHOUT_PAUSE),
+        Workload::NanoWeb | Workload::NanoWebRequests => {
+            (Demand::WithoutPause, BEFORE_WITHOUT_PAUSE)
+        }
         _ => (Demand::AtIntervals, BEFORE),
     };
     let pids = testbed.pids();
@@ -69,13 +71,17 @@ pub(super) fn measure(
     let (left, resumed) = testbed.switch()?;
     run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
     let warm = before + INTERVAL;
-    run.web = Some(outcome(
+    let mut web = outcome(
         &seen,
         warm,
         moved.started,
         (left.at, resumed.at),
         moved.ended,
-    ));
+    );
+    // Of both machines.
+    let lines = testbed.destination.console().lines();
+    web.ran = shares_that_tasks_ran(&lines, moved.started);
+    run.web = Some(web);
     if let Some(first) = seen.errors.first() {
         return Err(BenchError::BadAnswers {
             count: seen.errors.len(),
@@ -116,7 +122,22 @@ fn outcome(
         per_second_before: seen.per_second(warm, command),
         per_second_first: seen.per_second(resume, resume + Duration::from_secs(1)),
         per_second: rates(seen, command),
+        ran: Vec::new(),
     }
+}
+
+/// The share of each of the nano guest's intervals that tasks ran, of all processors.
+#[allow(clippy::cast_precision_loss)] // far below 2^52
+fn shares_that_tasks_ran(lines: &[ConsoleLine], command: Instant) -> Vec<(f64, f64)> {
+    let share = |line: &ConsoleLine| match &line.report {
+        GuestReport::Processors(times) => {
+            let whole = times.span_ms as f64 * times.ran.len() as f64;
+            let ran: f64 = times.ran.iter().sum();
+            Some((seconds_between(command, line.at), ran / whole.max(1e-9)))
+        }
+        _ => None,
+    };
+    lines.iter().filter_map(share).collect()
 }
 
 /// Answers a second, in each interval from the first answer to the last: at its middle.

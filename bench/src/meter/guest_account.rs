@@ -5,6 +5,7 @@ use std::time::Instant;
 use hikkoshi_lab::{ConsoleLine, GuestReport};
 use serde::{Deserialize, Serialize};
 
+use super::kvm_trace::KvmEventKind;
 use super::time::seconds_between;
 
 /// The guest prints times in whole milliseconds.
@@ -29,7 +30,9 @@ pub(crate) struct GuestInterval {
     /// Accesses for which the processor waited.
     pub synchronous: u64,
     /// Asynchronous page faults of accesses that had faulted before.
-    pub repeated: u64,
+    pub refaults: u64,
+    /// What the kernel traced, where that was asked for.
+    pub kvm: Option<KvmFaults>,
     /// Tasks that waited for a page at its end.
     pub waiting: u64,
     /// How long tasks waited for pages after asynchronous faults: the sum, µs, and the number.
@@ -44,6 +47,16 @@ pub(crate) struct GuestInterval {
     pub kvm_ms: f64,
     /// The scheduler ran.
     pub scheduler_ms: f64,
+}
+
+/// Page faults, by the kernel's trace.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+pub(crate) struct KvmFaults {
+    /// Events *page not present*.
+    pub not_present: u64,
+    /// Faults of a page that the same virtual processor had faulted on, and that is on its way: it
+    /// is halted until a page is there (`kvm_async_pf_repeated_fault`).
+    pub repeated: u64,
 }
 
 impl GuestInterval {
@@ -71,7 +84,7 @@ impl GuestAccount {
                     let waits = faults.waits.count();
                     next.asynchronous = faults.not_present;
                     next.synchronous = faults.synchronous;
-                    next.repeated = faults.repeated;
+                    next.refaults = faults.refaults;
                     next.waiting = faults.waiting;
                     next.waits = (faults.wait_mean_us * waits as f64, waits);
                 }
@@ -176,8 +189,36 @@ impl GuestAccount {
     }
 
     /// Asynchronous page faults of accesses that had faulted before.
-    pub(crate) fn repeated(&self) -> u64 {
-        self.intervals.iter().map(|times| times.repeated).sum()
+    pub(crate) fn refaults(&self) -> u64 {
+        self.intervals.iter().map(|times| times.refaults).sum()
+    }
+
+    /// What the kernel traced, if it was asked to.
+    pub(crate) fn kvm(&self) -> Option<KvmFaults> {
+        let traced = self.intervals.iter().filter_map(|times| times.kvm);
+        traced.reduce(|sum, next| KvmFaults {
+            not_present: sum.not_present + next.not_present,
+            repeated: sum.repeated + next.repeated,
+        })
+    }
+
+    /// Adds the kernel's events, with their times in seconds after the scan's begin, to the
+    /// intervals in which they were.
+    pub(crate) fn add_kvm_events(&mut self, events: impl Iterator<Item = (f64, KvmEventKind)>) {
+        for interval in &mut self.intervals {
+            interval.kvm = Some(KvmFaults::default());
+        }
+        for (at, kind) in events {
+            let interval = self.intervals.iter_mut().find(|times| times.at >= at);
+            let Some(counts) = interval.and_then(|times| times.kvm.as_mut()) else {
+                continue;
+            };
+            match kind {
+                KvmEventKind::NotPresent => counts.not_present += 1,
+                KvmEventKind::Repeated => counts.repeated += 1,
+                _ => {}
+            }
+        }
     }
 }
 
@@ -201,7 +242,7 @@ mod tests {
 
     /// The two lines of an interval that ends at `t` ms.
     fn interval(zero: Instant, t: u64, faults: [u64; 3], times: [f64; 5]) -> [ConsoleLine; 2] {
-        let [asynchronous, synchronous, repeated] = faults;
+        let [asynchronous, synchronous, refaults] = faults;
         let [ran, idle, stalled, in_kvm, scheduler] = times;
         let start = format!("ok t={}.{:03} span_ms=100", t / 1000, t % 1000);
         let at = zero + Duration::from_millis(t);
@@ -210,7 +251,7 @@ mod tests {
                 at,
                 &format!(
                     "faults: {start} not_present={asynchronous} ready=0 synchronous={synchronous} \
-                     repeated={repeated} waiting=3 wait_mean_us=150.0 wait_max_us=1.0 \
+                     refaults={refaults} waiting=3 wait_mean_us=150.0 wait_max_us=1.0 \
                      wait_hist=8:{asynchronous}"
                 ),
             ),
@@ -240,7 +281,7 @@ mod tests {
         let counts = (
             account.asynchronous(),
             account.synchronous(),
-            account.repeated(),
+            account.refaults(),
         );
         assert_eq!(counts, (50, 5, 3));
         let shares = [account.ran(), account.idle(), account.stalled()];
@@ -262,5 +303,33 @@ mod tests {
         let lines = interval(zero, 1100, [0, 4, 0], [1.0, 0.0, 0.8, 0.0, 0.0]);
         let account = GuestAccount::find(&lines, "destination", zero, 100.0);
         assert!((account.fault_us() - 200.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_kernels_events_are_added_to_their_intervals() {
+        let interval = |at| GuestInterval {
+            at,
+            ..GuestInterval::default()
+        };
+        let mut account = GuestAccount {
+            intervals: vec![interval(0.1), interval(0.2)],
+        };
+        assert_eq!(account.kvm(), None);
+        let events = [
+            (0.05, KvmEventKind::NotPresent),
+            (0.05, KvmEventKind::Ready),
+            (0.15, KvmEventKind::Repeated),
+            (0.16, KvmEventKind::Repeated),
+            // After the scan.
+            (0.25, KvmEventKind::Repeated),
+        ];
+        account.add_kvm_events(events.into_iter());
+        let faults = |not_present, repeated| KvmFaults {
+            not_present,
+            repeated,
+        };
+        assert_eq!(account.intervals[0].kvm, Some(faults(1, 0)));
+        assert_eq!(account.intervals[1].kvm, Some(faults(0, 2)));
+        assert_eq!(account.kvm(), Some(faults(1, 2)));
     }
 }

@@ -11,8 +11,9 @@ const TRACEFS: &str = "/sys/kernel/tracing";
 /// A trace of its own, beside the one that others may use.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/hikkoshi-bench";
 /// The events.
-const EVENTS: [&str; 4] = [
+const EVENTS: [&str; 5] = [
     "kvm_try_async_get_page",
+    "kvm_async_pf_repeated_fault",
     "kvm_async_pf_not_present",
     "kvm_async_pf_completed",
     "kvm_async_pf_ready",
@@ -38,6 +39,8 @@ pub(crate) struct KvmEvent {
 pub(crate) enum KvmEventKind {
     /// A virtual processor has faulted, and a worker thread of the kernel is to fetch the page.
     Queued,
+    /// It has faulted on a page that is being fetched for it: it is halted until a page is there.
+    Repeated,
     /// The guest is to be interrupted: the page is not present.
     NotPresent,
     /// The kernel worker has the page.
@@ -117,6 +120,7 @@ fn parse(line: &str) -> Option<KvmEvent> {
     let (name, text) = event.split_once(": ")?;
     let kind = match name {
         "try_async_get_page" => KvmEventKind::Queued,
+        "async_pf_repeated_fault" => KvmEventKind::Repeated,
         "async_pf_not_present" => KvmEventKind::NotPresent,
         "async_pf_completed" => KvmEventKind::Fetched,
         "async_pf_ready" => KvmEventKind::Ready,
@@ -143,6 +147,10 @@ mod tests {
     fn the_lines_of_each_event_are_parsed() {
         let lines = [
             ("kvm_try_async_get_page: gva = 0x405008, gfn = 0x405", None),
+            (
+                "kvm_async_pf_repeated_fault: gva = 0x405008, gfn = 0x405",
+                None,
+            ),
             (
                 "kvm_async_pf_not_present: token 0x3000 gva 0x405008",
                 Some(0x3000),

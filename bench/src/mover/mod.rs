@@ -18,7 +18,7 @@ use hikkoshi_lab::QemuMigration;
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{Case, System, Workload};
+use crate::plan::{BACKGROUND_DELAY_MS, Case, System, Workload};
 use crate::testbed::Testbed;
 
 /// Moves the guest from its source to its destination with the case's system.
@@ -33,9 +33,11 @@ pub(crate) fn migrate(
     let give_up = endless.then(|| args.give_up());
     match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
         (Some(mode), _) => {
-            // In one round there is no page that is sent again.
+            let delay = BACKGROUND_DELAY_MS.to_string();
             let more: &[&str] = match (case.workload, case.system) {
+                // In one round there is no page that is sent again.
                 (Workload::Written(_), System::HikkoshiHybrid) => &["--rounds", "3"],
+                (Workload::NanoWebRequests, _) => &["--background-delay", &delay],
                 _ => &[],
             };
             HikkoshiMigration::start(testbed, program, mode, case.variant, args, more)?

@@ -10,8 +10,9 @@ use super::written::Written;
 /// Every case; cases that are compared with one another are adjacent.
 pub(super) fn all() -> Vec<Case> {
     use System::{
-        HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy,
-        QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt, VirshPostcopy, VirshPrecopy,
+        HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, Qemu72Postcopy, Qemu72Preempt,
+        QemuMultifd, QemuPostcopy, QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt, VirshPostcopy,
+        VirshPrecopy,
     };
     use Variant::{
         CompressOff, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority,
@@ -73,12 +74,8 @@ pub(super) fn all() -> Vec<Case> {
         &endless.map(|system| (system, Plain)),
     );
     for network in [TEN, ONE] {
-        add(
-            network,
-            Workload::Huge,
-            5,
-            &[(HikkoshiHybrid, Plain), (QemuPreempt, Plain)],
-        );
+        let huge = [HikkoshiHybrid, QemuPreempt].map(|system| (system, Plain));
+        add(network, Workload::Huge, 5, &huge);
         let ahead = [Plain, NoReadAhead].map(|variant| (HikkoshiPostcopy, variant));
         add(network, Workload::Sequential, 5, &ahead);
         add(
@@ -94,6 +91,11 @@ pub(super) fn all() -> Vec<Case> {
         ];
         add(network, Workload::Fill, 5, &fill);
     }
+    // What each step of QEMU's preemption has gained: version 7.2 has the first two, 10.0 all.
+    let before = [Qemu72Postcopy, Qemu72Preempt].map(|system| (system, Plain));
+    add(TEN, Workload::Busy, 5, &before);
+    add(TEN, Workload::Huge, 5, &before);
+    add(TEN, Workload::Huge, 5, &[(QemuPostcopy, Plain)]);
     let scanners = [
         (HikkoshiPostcopy, ReadAhead8),
         (HikkoshiPostcopy, Plain),
@@ -234,11 +236,28 @@ fn nano() -> Vec<Case> {
     }
     let requests_only = (HikkoshiPostcopy, NoReadAhead);
     let few = Workload::NanoTasks(4);
-    add(NetworkKind::RoundTrip(1), few, 5, &[requests_only]);
+    add(NetworkKind::RoundTrip(1_000), few, 5, &[requests_only]);
+    for network in [NetworkKind::Gbit(10), NetworkKind::RoundTrip(1_000)] {
+        for cpus in [1, 2] {
+            add(network, Workload::NanoWalk(cpus), 5, &[requests_only]);
+        }
+    }
+    // Round trips of a network card of 10 Gbit/s, and of longer lines.
+    for round_trip_us in [150, 1_000, 10_000] {
+        let network = NetworkKind::RoundTrip(round_trip_us);
+        add(network, Workload::NanoWebRequests, 5, &read_ahead[..2]);
+        add(network, Workload::NanoWeb, 5, &read_ahead[2..]);
+    }
     // Without asynchronous faults, it would take as long as with one task.
     cases.extend([32, 64, 96, 128].map(|tasks| {
         let workload = Workload::NanoTasks(tasks);
-        with(true, NetworkKind::RoundTrip(10), workload, 5, requests_only)
+        with(
+            true,
+            NetworkKind::RoundTrip(10_000),
+            workload,
+            5,
+            requests_only,
+        )
     }));
     for network in [NetworkKind::Gbit(10), NetworkKind::Gbit(1)] {
         let traced = (HikkoshiPostcopy, Traced);

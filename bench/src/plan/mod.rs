@@ -13,8 +13,8 @@ pub(crate) use network::NetworkKind;
 pub(crate) use system::System;
 pub(crate) use variant::Variant;
 pub(crate) use workload::{
-    CLIENTS_PORT, DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES,
-    WORKING_SET_MIB, Workload,
+    BACKGROUND_DELAY_MS, CLIENTS_PORT, DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US,
+    WEB_FILE_BYTES, WEB_FILES, WORKING_SET_MIB, Workload,
 };
 pub(crate) use written::DEFAULT_RANGES;
 

@@ -20,7 +20,7 @@ pub(crate) enum NetworkKind {
     /// together.
     GbitPerFlow(u64),
     /// One namespace, and a relay that delays everything: a round trip takes this many
-    /// milliseconds. For hikkoshi only.
+    /// microseconds. For hikkoshi only.
     RoundTrip(u64),
 }
 
@@ -52,7 +52,8 @@ impl fmt::Display for NetworkKind {
             Self::Gbit(gbit) => write!(f, "{gbit}gbit"),
             Self::Mbit(mbit) => write!(f, "{mbit}mbit"),
             Self::GbitPerFlow(gbit) => write!(f, "flow{gbit}gbit"),
-            Self::RoundTrip(ms) => write!(f, "rtt{ms}ms"),
+            Self::RoundTrip(us) if us % 1000 == 0 => write!(f, "rtt{}ms", us / 1000),
+            Self::RoundTrip(us) => write!(f, "rtt{us}us"),
         }
     }
 }

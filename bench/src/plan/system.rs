@@ -1,6 +1,6 @@
 //! The systems that move the guest.
 
-use hikkoshi_lab::QemuMigrationMode;
+use hikkoshi_lab::{QemuMigrationMode, QemuVersion};
 use serde::{Deserialize, Serialize};
 
 /// Connections of QEMU's multifd: its default, and the number of processors of the first host
@@ -26,6 +26,11 @@ pub(crate) enum System {
     QemuPostcopyAtOnce,
     /// QEMU's post-copy with a separate connection for urgent pages.
     QemuPreempt,
+    /// QEMU 7.2's post-copy.
+    Qemu72Postcopy,
+    /// QEMU 7.2's post-copy with a separate connection for urgent pages, before the thread that
+    /// reads the requests sent them (8.0).
+    Qemu72Preempt,
     /// libvirt's `virsh migrate --live`: QEMU's pre-copy.
     VirshPrecopy,
     /// libvirt's `virsh migrate --live --postcopy`, after one round of pre-copy.
@@ -48,9 +53,19 @@ impl System {
         match self {
             Self::QemuPrecopy => Some(QemuMigrationMode::Precopy),
             Self::QemuMultifd => Some(QemuMigrationMode::Multifd(MULTIFD_CONNECTIONS)),
-            Self::QemuPostcopy | Self::QemuPostcopyAtOnce => Some(QemuMigrationMode::Postcopy),
-            Self::QemuPreempt => Some(QemuMigrationMode::PostcopyPreempt),
+            Self::QemuPostcopy | Self::QemuPostcopyAtOnce | Self::Qemu72Postcopy => {
+                Some(QemuMigrationMode::Postcopy)
+            }
+            Self::QemuPreempt | Self::Qemu72Preempt => Some(QemuMigrationMode::PostcopyPreempt),
             _ => None,
+        }
+    }
+
+    /// The version of QEMU that the guest runs in.
+    pub(crate) fn qemu_version(self) -> QemuVersion {
+        match self {
+            Self::Qemu72Postcopy | Self::Qemu72Preempt => QemuVersion::V7_2,
+            _ => QemuVersion::V10_0,
         }
     }
 
@@ -84,6 +99,8 @@ impl System {
                 | Self::QemuPostcopy
                 | Self::QemuPostcopyAtOnce
                 | Self::QemuPreempt
+                | Self::Qemu72Postcopy
+                | Self::Qemu72Preempt
                 | Self::VirshPostcopy
         )
     }
@@ -99,6 +116,8 @@ impl System {
             Self::QemuPostcopy => "qemu-postcopy",
             Self::QemuPostcopyAtOnce => "qemu-postcopy-at-once",
             Self::QemuPreempt => "qemu-preempt",
+            Self::Qemu72Postcopy => "qemu-7.2-postcopy",
+            Self::Qemu72Preempt => "qemu-7.2-preempt",
             Self::VirshPrecopy => "virsh-precopy",
             Self::VirshPostcopy => "virsh-postcopy",
         }

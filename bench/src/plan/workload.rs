@@ -29,12 +29,15 @@ const SLOW_NANO_US: u64 = 40;
 /// Time for which a task of the nano guest runs while others could, µs: longer than a page takes,
 /// so that without asynchronous page faults a task that waits for a page keeps the processor.
 const NANO_SLICE_US: u64 = 200_000;
-/// The memory that the tasks of [`Workload::NanoTasks`] read, MiB.
+/// The memory that the tasks of [`Workload::NanoTasks`] and [`Workload::NanoWalk`] read, MiB.
 const NANO_TASKS_MIB: u64 = 32;
 /// The memory that the tasks of [`Workload::NanoTimeline`] read, MiB, and the number of page faults
 /// that the guest notes.
 const NANO_TIMELINE_MIB: u64 = 8;
 const NANO_FAULT_TIMES: u64 = 1024;
+/// How long no background pages are sent in [`Workload::NanoWebRequests`], ms: the files that are
+/// asked for have been read by then.
+pub(crate) const BACKGROUND_DELAY_MS: u64 = 5_000;
 /// Time between two reports of the guest, ms.
 pub(crate) const REPORT_MS: u64 = 100;
 
@@ -124,11 +127,16 @@ pub(crate) enum Workload {
     NanoScan,
     /// This many tasks of the nano guest on one processor read 32 MiB in all, without background.
     NanoTasks(u32),
+    /// Four tasks of the nano guest on this many processors each read the same 32 MiB, without
+    /// background.
+    NanoWalk(u32),
     /// Four tasks of the nano guest read 8 MiB in all, without background, and the steps of each
     /// page fault are noted.
     NanoTimeline,
     /// The nano guest serves files over the network, asked for at random without a pause.
     NanoWeb,
+    /// The same; no background pages are sent in the first seconds at the destination.
+    NanoWebRequests,
     /// Writes pages at a rate, moved with the dirty log taken in different ranges.
     Written(Written),
 }
@@ -167,10 +175,11 @@ impl Workload {
             | Self::Scan
             | Self::NanoScan
             | Self::NanoTasks(_)
+            | Self::NanoWalk(_)
             | Self::NanoTimeline => Kind::Scan,
             Self::Clients => Kind::Clients,
             Self::Domain => Kind::Domain,
-            Self::Web | Self::NanoWeb => Kind::Web,
+            Self::Web | Self::NanoWeb | Self::NanoWebRequests => Kind::Web,
             _ => Kind::Move,
         }
     }
@@ -201,7 +210,7 @@ impl Workload {
                 Self::Debian => GuestWorkload::dirty(DEBIAN_WRITTEN_MIB)
                     .rate(DEBIAN_WRITES)
                     .in_debian(DEBIAN_DISK_REQUESTS),
-                Self::Web | Self::NanoWeb => GuestWorkload::idle()
+                Self::Web | Self::NanoWeb | Self::NanoWebRequests => GuestWorkload::idle()
                     .option("files", WEB_FILES)
                     .option("file_bytes", WEB_FILE_BYTES),
                 Self::NanoScan => GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS))
@@ -210,6 +219,7 @@ impl Workload {
                     .threads(SCAN_THREADS)
                     .option("fault_times", NANO_FAULT_TIMES),
                 Self::Written(written) => written.guest_workload(),
+                Self::NanoWalk(_) => GuestWorkload::walk(NANO_TASKS_MIB).threads(SCAN_THREADS),
                 Self::NanoTasks(tasks) => GuestWorkload::scan(NANO_TASKS_MIB).threads(tasks),
             };
         let workload = match self.is_nano() {
@@ -228,6 +238,7 @@ impl Workload {
         match self {
             Self::Scale => SCALE_CPUS,
             Self::ScaleBusy => SCALE_BUSY_CPUS,
+            Self::NanoWalk(cpus) => cpus,
             _ => 1,
         }
     }
@@ -236,7 +247,12 @@ impl Workload {
     pub(crate) fn has_network_card(self) -> bool {
         matches!(
             self,
-            Self::Clients | Self::Domain | Self::Debian | Self::Web | Self::NanoWeb
+            Self::Clients
+                | Self::Domain
+                | Self::Debian
+                | Self::Web
+                | Self::NanoWeb
+                | Self::NanoWebRequests
         )
     }
 
@@ -246,8 +262,10 @@ impl Workload {
             self,
             Self::NanoScan
                 | Self::NanoTasks(_)
+                | Self::NanoWalk(_)
                 | Self::NanoTimeline
                 | Self::NanoWeb
+                | Self::NanoWebRequests
                 | Self::Written(Written { nano: true, .. })
         )
     }
@@ -310,8 +328,10 @@ impl Workload {
             Self::Web => "web",
             Self::NanoScan => "nano-scan",
             Self::NanoTasks(_) => "nano-tasks",
+            Self::NanoWalk(_) => "nano-walk",
             Self::NanoTimeline => "nano-timeline",
             Self::NanoWeb => "nano-web",
+            Self::NanoWebRequests => "nano-web-requests",
             Self::Written(written) => written.name(),
         }
     }
@@ -369,8 +389,16 @@ impl Workload {
                 "nano-web: under KVM, {WEB_FILES} files of {WEB_FILE_BYTES} bytes, asked for at random \
                  without a pause"
             ),
+            Self::NanoWebRequests => format!(
+                "nano-web-requests: as nano-web, no background for {} s",
+                BACKGROUND_DELAY_MS / 1000
+            ),
             Self::NanoTimeline => format!(
                 "nano-timeline: the steps of a page fault of one of {SCAN_THREADS} tasks under KVM"
+            ),
+            Self::NanoWalk(_) => format!(
+                "nano-walk: under KVM, {SCAN_THREADS} tasks on one processor or two each read the \
+                 same {NANO_TASKS_MIB} MiB, no background"
             ),
             Self::NanoTasks(tasks) => format!(
                 "nano-{tasks}-tasks: under KVM, {tasks} tasks read {NANO_TASKS_MIB} MiB, no background"
@@ -392,6 +420,7 @@ impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NanoTasks(tasks) => write!(f, "nano-{tasks}-tasks"),
+            Self::NanoWalk(cpus) => write!(f, "nano-walk-{cpus}"),
             _ => f.write_str(self.name()),
         }
     }

@@ -55,7 +55,7 @@ impl fmt::Display for Run {
             write!(
                 f,
                 ", tasks ran {:.0} %, idle {:.0} %, stalled {:.0} %, KVM {:.0} %, scheduler {:.0} %; \
-                 {} asynchronous and {} synchronous faults of {:.0} µs, {} repeated",
+                 {} asynchronous and {} synchronous faults of {:.0} µs, {} refaults",
                 percent(guest.ran()),
                 percent(guest.idle()),
                 percent(guest.stalled()),
@@ -64,8 +64,15 @@ impl fmt::Display for Run {
                 guest.asynchronous(),
                 guest.synchronous(),
                 guest.fault_us(),
-                guest.repeated()
+                guest.refaults()
             )?;
+            if let Some(kvm) = guest.kvm() {
+                write!(
+                    f,
+                    "; by the kernel {} events and {} repeated faults",
+                    kvm.not_present, kvm.repeated
+                )?;
+            }
         }
         if let Some(timeline) = &self.timeline {
             write!(f, ", {} faults with every step", timeline.faults)?;

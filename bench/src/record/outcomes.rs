@@ -54,6 +54,8 @@ pub(crate) struct WebOutcome {
     pub per_second: Vec<(f64, f64)>,
     /// Requests without an answer at the end.
     pub unanswered: usize,
+    /// The share of the time that tasks of the nano guest ran: s after the command, and the share.
+    pub ran: Vec<(f64, f64)>,
 }
 
 /// What two clients noticed of a migration.

@@ -114,7 +114,9 @@ pub(super) struct GuestMedians {
     /// Accesses for which the processor waited.
     pub synchronous: Option<f64>,
     /// Asynchronous page faults of accesses that had faulted before.
-    pub repeated: Option<f64>,
+    pub refaults: Option<f64>,
+    /// Events *page not present* and repeated faults, by the kernel's trace.
+    pub kvm: [Option<f64>; 2],
 }
 
 /// The median of the values, if there are any.
@@ -200,7 +202,11 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
             fault_us: guest(&GuestAccount::fault_us),
             asynchronous: guest(&|account| account.asynchronous() as f64),
             synchronous: guest(&|account| account.synchronous() as f64),
-            repeated: guest(&|account| account.repeated() as f64),
+            refaults: guest(&|account| account.refaults() as f64),
+            kvm: [
+                of(&|run| Some(run.scan.as_ref()?.guest.as_ref()?.kvm()?.not_present as f64)),
+                of(&|run| Some(run.scan.as_ref()?.guest.as_ref()?.kvm()?.repeated as f64)),
+            ],
         },
         disk: [
             of(&|run| run.disk.as_ref()?.before),

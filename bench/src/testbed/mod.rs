@@ -44,6 +44,7 @@ impl Testbed {
         let config = VmConfig::new()
             .ram(case.workload.ram())
             .cpus(case.workload.cpus())
+            .version(case.system.qemu_version())
             .workload(case.guest_workload());
         let config = match case.workload.is_nano() {
             true => config.kvm().nano().arguments(NANO_PROCESSOR),

@@ -16,12 +16,18 @@ const RELAY: &str = "127.0.0.1:9002";
 
 /// A network that is ready for use.
 #[derive(Debug)]
-pub(crate) enum Network {
+pub(crate) struct Network {
+    line: Line,
+    /// Between the source and the destination. (The kernels that the bench runs on may not have
+    /// `netem`.)
+    relay: Option<Relay>,
+}
+
+/// The two hosts, and what is between them.
+#[derive(Debug)]
+enum Line {
     /// One namespace, whose loopback device carries nothing else.
     Loopback(Namespace),
-    /// One namespace, and a relay between the source and the destination. (The kernels that the
-    /// bench runs on may not have `netem`.)
-    Delayed { host: Namespace, _relay: Relay },
     /// Two namespaces joined by a veth pair.
     HostPair(HostPair),
 }
@@ -32,30 +38,22 @@ impl Network {
     /// # Errors
     /// When the kernel does not allow it.
     pub(crate) fn new(kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
-        let network = match kind {
-            NetworkKind::Loopback => Self::Loopback(Namespace::new("host")?),
-            NetworkKind::RoundTrip(ms) => {
-                let host = Namespace::new("host")?;
-                let each_way = Duration::from_millis(ms) / 2;
-                let relay = delay(&host, each_way)?;
-                Self::Delayed {
-                    host,
-                    _relay: relay,
-                }
+        let line = match kind {
+            NetworkKind::Loopback | NetworkKind::RoundTrip(_) => {
+                Line::Loopback(Namespace::new("host")?)
             }
             NetworkKind::Veth | NetworkKind::Gbit(_) | NetworkKind::Mbit(_) => {
-                Self::HostPair(HostPair::new(kind.rate_limit())?)
+                Line::HostPair(HostPair::new(kind.rate_limit())?)
             }
             NetworkKind::GbitPerFlow(_) => {
                 let link = HostPair::new(None)?;
                 if let Some(rate_limit) = kind.rate_limit() {
                     link.limit_each_flow(rate_limit)?;
                 }
-                Self::HostPair(link)
+                Line::HostPair(link)
             }
         };
-        network.set_congestion_control(congestion)?;
-        Ok(network)
+        Self::over(line, kind, congestion)
     }
 
     /// Creates the network between two existing hosts.
@@ -67,9 +65,35 @@ impl Network {
         kind: NetworkKind,
         congestion: Option<&str>,
     ) -> Result<Self, BenchError> {
-        let network = Self::HostPair(HostPair::between(source, destination, kind.rate_limit())?);
+        let link = HostPair::between(source, destination, kind.rate_limit())?;
+        Self::over(Line::HostPair(link), kind, congestion)
+    }
+
+    fn over(line: Line, kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
+        let mut network = Self { line, relay: None };
+        if let NetworkKind::RoundTrip(us) = kind {
+            network.relay = Some(network.delay(Duration::from_micros(us) / 2)?);
+        }
         network.set_congestion_control(congestion)?;
         Ok(network)
+    }
+
+    /// A relay in the source's host that delays everything, in each direction.
+    fn delay(&self, delay: Duration) -> Result<Relay, BenchError> {
+        let failed = |source| BenchError::Relay { at: RELAY, source };
+        let (host, to) = (self.source().clone(), self.address());
+        let listener = host.run(|| RelayListener::bind(RELAY))?.map_err(failed)?;
+        let connect = move || {
+            let connected = host.run(|| RelaySocket::connect(to));
+            connected.map_err(std::io::Error::other)?
+        };
+        Relay::start(
+            listener,
+            connect,
+            Carries::Bytes { delay },
+            Arc::new(PassAll),
+        )
+        .map_err(failed)
     }
 
     fn set_congestion_control(&self, congestion: Option<&str>) -> Result<(), BenchError> {
@@ -89,41 +113,41 @@ impl Network {
 
     /// The device that the source sends on.
     pub(crate) fn device(&self) -> &'static str {
-        match self {
-            Self::Loopback(_) | Self::Delayed { .. } => "lo",
-            Self::HostPair(_) => HostPair::DEVICE,
+        match &self.line {
+            Line::Loopback(_) => "lo",
+            Line::HostPair(_) => HostPair::DEVICE,
         }
     }
 
     /// The source's host.
     pub(crate) fn source(&self) -> &Namespace {
-        match self {
-            Self::Loopback(host) | Self::Delayed { host, .. } => host,
-            Self::HostPair(link) => link.source(),
+        match &self.line {
+            Line::Loopback(host) => host,
+            Line::HostPair(link) => link.source(),
         }
     }
 
     /// The destination's host.
     pub(crate) fn destination(&self) -> &Namespace {
-        match self {
-            Self::Loopback(host) | Self::Delayed { host, .. } => host,
-            Self::HostPair(link) => link.destination(),
+        match &self.line {
+            Line::Loopback(host) => host,
+            Line::HostPair(link) => link.destination(),
         }
     }
 
     /// The address that the destination listens at.
     pub(crate) fn address(&self) -> &'static str {
-        match self {
-            Self::Loopback(_) | Self::Delayed { .. } => DESTINATION,
-            Self::HostPair(_) => "10.77.0.2:9001",
+        match &self.line {
+            Line::Loopback(_) => DESTINATION,
+            Line::HostPair(_) => "10.77.0.2:9001",
         }
     }
 
     /// The address that the source connects to.
     pub(crate) fn address_for_source(&self) -> &'static str {
-        match self {
-            Self::Delayed { .. } => RELAY,
-            _ => self.address(),
+        match self.relay {
+            Some(_) => RELAY,
+            None => self.address(),
         }
     }
 
@@ -132,40 +156,18 @@ impl Network {
     /// # Errors
     /// When `ip` fails.
     pub(crate) fn bytes(&self) -> Result<u64, LabError> {
-        match self {
-            Self::Loopback(host) | Self::Delayed { host, .. } => {
+        match &self.line {
+            Line::Loopback(host) => {
                 let text = host.ip(&["-json", "-statistics", "link", "show", "dev", "lo"])?;
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
                 let bytes = value[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or(0);
                 // The device also carries what the relay passes on.
-                let times = if matches!(self, Self::Delayed { .. }) {
-                    2
-                } else {
-                    1
-                };
+                let times = if self.relay.is_some() { 2 } else { 1 };
                 Ok(bytes / times)
             }
-            Self::HostPair(link) => link.bytes().map(|(there, back)| there + back),
+            Line::HostPair(link) => link.bytes().map(|(there, back)| there + back),
         }
     }
-}
-
-/// A relay in the host that delays everything between the two sides.
-fn delay(host: &Namespace, delay: Duration) -> Result<Relay, BenchError> {
-    let failed = |source| BenchError::Relay { at: RELAY, source };
-    let listener = host.run(|| RelayListener::bind(RELAY))?.map_err(failed)?;
-    let host = host.clone();
-    let connect = move || {
-        let connected = host.run(|| RelaySocket::connect(DESTINATION));
-        connected.map_err(std::io::Error::other)?
-    };
-    Relay::start(
-        listener,
-        connect,
-        Carries::Bytes { delay },
-        Arc::new(PassAll),
-    )
-    .map_err(failed)
 }
 
 #[cfg(test)]

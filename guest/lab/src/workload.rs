@@ -55,6 +55,15 @@ impl Workload {
         .option("mib", mib)
     }
 
+    /// As [`Self::scan`], but each thread checks all pages. Of the nano guest only.
+    pub fn walk(mib: u64) -> Self {
+        Self {
+            words: Vec::new(),
+            kinds: vec!["walk"],
+        }
+        .option("mib", mib)
+    }
+
     /// Checks whole pages over `mib` MiB, every byte, repeatedly; all threads check the same page
     /// at the same time.
     pub fn lockstep(mib: u64) -> Self {

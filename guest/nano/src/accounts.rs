@@ -62,7 +62,7 @@ pub struct Account {
     broadcasts: u64,
     unmatched: u64,
     synchronous: u64,
-    repeated: u64,
+    refaults: u64,
     waits: Totals,
     times: [Times; MOST_PROCESSORS],
 }
@@ -93,7 +93,7 @@ impl Account {
             unmatched: of_processors(|processor| &processor.shared.events.unmatched),
             synchronous: of_workers(|worker| &worker.synchronous)
                 + files::SYNCHRONOUS.load(Relaxed),
-            repeated: of_workers(|worker| &worker.repeated) + files::REPEATED.load(Relaxed),
+            refaults: of_workers(|worker| &worker.refaults) + files::REFAULTS.load(Relaxed),
             waits,
             times,
         }
@@ -111,7 +111,7 @@ impl Account {
             broadcasts: self.broadcasts - before.broadcasts,
             unmatched: self.unmatched - before.unmatched,
             synchronous: self.synchronous - before.synchronous,
-            repeated: self.repeated - before.repeated,
+            refaults: self.refaults - before.refaults,
             waits: self.waits.since(&before.waits),
             times,
         }
@@ -143,13 +143,13 @@ impl fmt::Display for Account {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "not_present={} ready={} broadcasts={} unmatched={} synchronous={} repeated={}",
+            "not_present={} ready={} broadcasts={} unmatched={} synchronous={} refaults={}",
             self.not_present,
             self.ready,
             self.broadcasts,
             self.unmatched,
             self.synchronous,
-            self.repeated,
+            self.refaults,
         )
     }
 }
@@ -211,7 +211,7 @@ pub fn print_tasks(clock: Clock, workers: &[Progress]) {
         let waits = Totals::since_start(core::iter::once(&task.waits));
         say!(
             "task: ok number={number} processor={} accesses={} ran_ms={} queued_ms={} \
-             waited_ms={} faults={} synchronous={} repeated={} {}",
+             waited_ms={} faults={} synchronous={} refaults={} {}",
             task.processor(),
             Totals::since_start(core::iter::once(&worker.accesses)).count(),
             ms(clock, task.ran.load(Relaxed)),
@@ -219,7 +219,7 @@ pub fn print_tasks(clock: Clock, workers: &[Progress]) {
             ms(clock, waits.ticks()),
             task.faults.load(Relaxed),
             worker.synchronous.load(Relaxed),
-            worker.repeated.load(Relaxed),
+            worker.refaults.load(Relaxed),
             waits.waits(clock),
         );
     }

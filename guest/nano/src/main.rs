@@ -33,6 +33,7 @@ mod start_info;
 mod startup;
 mod tasks;
 mod verify;
+mod walk;
 mod worker;
 mod workload;
 

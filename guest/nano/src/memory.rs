@@ -1,6 +1,6 @@
 //! The workload's memory: pages, and what each should contain.
 
-use core::ptr::with_exposed_provenance_mut;
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use core::slice;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 use hikkoshi_checked_pages::page::{PAGE_SIZE, Words};
@@ -35,6 +35,12 @@ pub struct Part {
     expected: &'static mut [u32],
 }
 
+/// All pages of the region, which several workers read.
+#[derive(Debug)]
+pub struct Region {
+    pages: usize,
+}
+
 /// Keeps memory for so many pages of the workload; whether the machine has it. What
 /// [`reserve`] takes is between these and the end.
 pub fn initialize(pages: usize, memory_end: u64) -> bool {
@@ -64,6 +70,33 @@ pub fn reserve_zeroed(bytes: usize) -> Option<usize> {
     // SAFETY: reserved, so nothing else uses it.
     unsafe { with_exposed_provenance_mut::<u8>(address).write_bytes(0, bytes) };
     Some(address)
+}
+
+impl Region {
+    /// The region.
+    ///
+    /// # Safety
+    /// There must be room for `pages`, and nobody writes to them any more when the first is read.
+    pub unsafe fn new(pages: usize) -> Self {
+        Self { pages }
+    }
+
+    /// How many pages.
+    pub fn len(&self) -> usize {
+        self.pages
+    }
+
+    /// The address of a page, which is also the physical one.
+    pub fn address(&self, number: usize) -> usize {
+        assert!(number < self.pages);
+        START + number * PAGE_SIZE
+    }
+
+    /// A page.
+    pub fn page(&self, number: usize) -> &Words {
+        // SAFETY: a page of the region, which nobody writes to; any bytes are words.
+        unsafe { &*with_exposed_provenance(self.address(number)) }
+    }
 }
 
 impl Part {

@@ -17,16 +17,19 @@ pub enum Workload {
     Verify,
     /// Whole pages, read once on command.
     Scan,
+    /// The same, but every worker reads all pages of the region.
+    Walk,
 }
 
 impl Workload {
-    /// Its name.
+    /// The name in its reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
             Self::Dirty => "dirty",
             Self::Verify => "verify",
-            Self::Scan => "scan",
+            // Its reports are those of a scan.
+            Self::Scan | Self::Walk => "scan",
         }
     }
 }
@@ -174,6 +177,7 @@ impl Options {
                 "dirty" => self.workload = Workload::Dirty,
                 "verify" => self.workload = Workload::Verify,
                 "scan" => self.workload = Workload::Scan,
+                "walk" => self.workload = Workload::Walk,
                 "serve" => self.serve = true,
                 _ => return None,
             }

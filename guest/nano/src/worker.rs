@@ -10,6 +10,7 @@ use crate::processors;
 use crate::scan::Scan;
 use crate::tasks::{self, Event, MOST_WORKERS, sleep_until, yield_to_others};
 use crate::verify::Verify;
+use crate::walk::Walk;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use hikkoshi_checked_pages::random::Random;
 
@@ -43,7 +44,7 @@ pub struct Progress {
     /// Accesses that took long although no other task ran meanwhile.
     pub synchronous: AtomicU64,
     /// Accesses that faulted asynchronously more than once: how often more.
-    pub repeated: AtomicU64,
+    pub refaults: AtomicU64,
     /// Its memory is filled.
     pub ready: AtomicBool,
     /// The last sweep that it has finished.
@@ -78,7 +79,7 @@ impl Progress {
             pages: AtomicU64::new(0),
             generation: AtomicU32::new(0),
             synchronous: AtomicU64::new(0),
-            repeated: AtomicU64::new(0),
+            refaults: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             swept: AtomicU32::new(0),
             finished: AtomicBool::new(false),
@@ -142,7 +143,7 @@ impl Touch {
     }
 
     /// How often it faulted asynchronously once more.
-    pub fn repeated(&self) -> u64 {
+    pub fn refaults(&self) -> u64 {
         self.faults.saturating_sub(1)
     }
 }
@@ -159,6 +160,7 @@ pub extern "C" fn run(number: usize) -> ! {
         Workload::Dirty => work(number, Dirty::new(take(Division::Interleaved), options)),
         Workload::Verify => work(number, Verify::new(take(Division::Interleaved), options)),
         Workload::Scan => work(number, Scan::new(take(Division::Contiguous))),
+        Workload::Walk => work(number, Walk::new(take(Division::Contiguous), pages())),
     }
 }
 
@@ -213,7 +215,7 @@ fn work(number: usize, mut work: impl Work) -> ! {
                 processor.stalled.fetch_add(stalled, Relaxed);
             }
         }
-        add(&progress.repeated, touch.repeated());
+        add(&progress.refaults, touch.refaults());
         last = (now, off);
         if !work.is_due() {
             progress.finished.store(true, Release);

@@ -141,7 +141,8 @@ impl Console {
     }
 
     fn can_scan(&self) -> bool {
-        self.config.options.workload == Workload::Scan && !SCAN.load(Relaxed)
+        matches!(self.config.options.workload, Workload::Scan | Workload::Walk)
+            && !SCAN.load(Relaxed)
     }
 
     /// Starts the next sweep, unless one is in progress. Each requested sweep gets a verdict.
@@ -223,7 +224,7 @@ impl Console {
                 self.generation(),
                 findings::count(),
             ),
-            Workload::Dirty | Workload::Scan => {
+            Workload::Dirty | Workload::Scan | Workload::Walk => {
                 say!("{name}: {word} t={t} span_ms={span} accesses={count} {latency}");
             }
         }

@@ -3,10 +3,10 @@
 use super::axis::{Axis, Scale};
 use super::chart::{Chart, Panel, Points, Style};
 use super::log_ranges::log_ranges;
-use super::nano::nano_scans;
+use super::nano::{nano_scans, nano_walks};
 use crate::host_info::HostInfo;
 use crate::plan::{Case, NetworkKind, Variant, Workload};
-use crate::record::Run;
+use crate::record::{Run, WebOutcome};
 
 /// Seconds shown before the switchover.
 const BEFORE: f64 = 2.0;
@@ -36,7 +36,8 @@ pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
         charts.extend(switch(&good, network).map(|c| (format!("switch-{network}.svg"), c)));
         charts.extend(scans(&good, network).map(|c| (format!("scan-{network}.svg"), c)));
         charts.extend(nano_scans(&good, network).map(|c| (format!("nano-scan-{network}.svg"), c)));
-        for workload in [Workload::Web, Workload::NanoWeb] {
+        charts.extend(nano_walks(&good, network).map(|c| (format!("nano-walk-{network}.svg"), c)));
+        for workload in [Workload::Web, Workload::NanoWeb, Workload::NanoWebRequests] {
             charts.extend(
                 web(&good, network, workload).map(|c| (format!("{workload}-{network}.svg"), c)),
             );
@@ -273,29 +274,42 @@ fn web(runs: &[&Run], network: NetworkKind, workload: Workload) -> Option<Chart>
     }
     let server = match workload {
         Workload::NanoWeb => "The nano guest's server",
+        Workload::NanoWebRequests => "The nano guest's server, no background",
         _ => "Web server",
     };
-    if workload == Workload::NanoWeb && !panels.is_empty() {
-        panels.insert(0, answer_rates(runs, &systems));
+    if workload != Workload::Web && !panels.is_empty() {
+        let rates = over_time(runs, &systems, "answers a second", |web| {
+            web.per_second.clone()
+        });
+        let ran = over_time(runs, &systems, "% of the time that tasks ran", |web| {
+            let percent = web.ran.iter().map(|(at, share)| (*at, share * 100.0));
+            percent.collect()
+        });
+        panels.splice(0..0, [rates, ran]);
     }
     let title = format!("{server} during a migration: {network}");
     (!panels.is_empty()).then(|| chart(title, panels))
 }
 
-/// The answers a second of each system.
-fn answer_rates(runs: &[&Run], systems: &[Case]) -> Panel {
+/// A line of each system.
+fn over_time(
+    runs: &[&Run],
+    systems: &[Case],
+    what: &'static str,
+    of: impl Fn(&WebOutcome) -> Vec<(f64, f64)>,
+) -> Panel {
     let lines = systems.iter().filter_map(|case| {
         let web = runs.iter().find(|run| run.case == *case)?.web.as_ref()?;
         Some(Points {
             name: case.system_label(),
             style: Style::Line,
-            points: web.per_second.clone(),
+            points: of(web),
         })
     });
     panel(
         String::new(),
         ("seconds after the command", Scale::Linear),
-        ("answers a second", Scale::Linear),
+        (what, Scale::Linear),
         lines.collect(),
     )
 }

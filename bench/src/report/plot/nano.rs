@@ -7,7 +7,8 @@ use crate::meter::GuestInterval;
 use crate::plan::{Case, NetworkKind, System, Variant, Workload};
 use crate::record::Run;
 
-/// The progress of the scans, the share of the time that tasks ran, and repeated faults.
+/// The progress of the scans, the share of the time that tasks ran, and faults of accesses that had
+/// faulted before.
 pub(super) fn nano_scans(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
     let first_runs: Vec<&Run> = cases(runs, |case| {
         (case.network, case.workload) == (network, Workload::NanoScan)
@@ -48,17 +49,61 @@ pub(super) fn nano_scans(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
         }
     }
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    let repeated = |run: &Run| over_time(run, |times| times.repeated as f64);
+    let refaults = |run: &Run| over_time(run, |times| times.refaults as f64);
     panels.push(panel(
-        "repeated asynchronous faults".to_owned(),
+        "asynchronous faults of accesses that had faulted before".to_owned(),
         seconds,
         ("in 100 ms", Scale::Linear),
-        lines(&|case| case.async_faults, &repeated),
+        lines(&|case| case.async_faults, &refaults),
     ));
     Some(chart(
         format!("Scans of the nano guest, with and without asynchronous faults: {network}"),
         panels,
     ))
+}
+
+/// Faults of several tasks that read the same pages, in the guest's account and the kernel's trace,
+/// of each processor count.
+#[allow(clippy::cast_precision_loss)] // counts far below 2^52
+pub(super) fn nano_walks(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
+    let seconds = ("seconds", Scale::Linear);
+    let mut panels = Vec::new();
+    for case in cases(runs, |case| {
+        case.network == network && matches!(case.workload, Workload::NanoWalk(_))
+    }) {
+        let Some(run) = runs.iter().find(|run| run.case == case) else {
+            continue;
+        };
+        let line = |name: &str, value: fn(&GuestInterval) -> f64| Points {
+            name: name.to_owned(),
+            style: Style::Line,
+            points: over_time(run, value),
+        };
+        let lines = vec![
+            line("guest: asynchronous", |times| times.asynchronous as f64),
+            line("guest: synchronous", |times| times.synchronous as f64),
+            line("KVM: repeated", |times| {
+                times.kvm.map_or(0.0, |kvm| kvm.repeated as f64)
+            }),
+        ];
+        let how = match case.async_faults {
+            true => "with asynchronous faults",
+            false => "without",
+        };
+        let title = format!("{}, {how}", case.workload);
+        panels.push(panel(
+            title,
+            seconds,
+            ("faults in 100 ms", Scale::Linear),
+            lines,
+        ));
+    }
+    (!panels.is_empty()).then(|| {
+        chart(
+            format!("Tasks of the nano guest that read the same pages: {network}"),
+            panels,
+        )
+    })
 }
 
 /// A value of each interval, at its end.
@@ -99,7 +144,7 @@ mod tests {
                 at: 0.1,
                 ran_ms: 30.0,
                 idle_ms: 70.0,
-                repeated: 4,
+                refaults: 4,
                 ..GuestInterval::default()
             };
             run.scan = Some(ScanOutcome {
@@ -125,7 +170,7 @@ mod tests {
             .iter()
             .map(|panel| panel.points.len())
             .collect();
-        assert_eq!(lines, [3, 2, 1, 2], "progress, off, adaptive, repeated");
+        assert_eq!(lines, [3, 2, 1, 2], "progress, off, adaptive, refaults");
         assert_eq!(chart.panels[1].points[0].points, [(0.1, 30.0)]);
         assert_eq!(chart.panels[1].points[1].name, "off sync");
         assert_eq!(chart.panels[3].points[0].points, [(0.1, 4.0)]);

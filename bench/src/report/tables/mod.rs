@@ -9,7 +9,7 @@ mod policies;
 
 use self::log_ranges::log_ranges;
 use self::moves::moves;
-use self::nano::{nano_scans, nano_tasks, timelines};
+use self::nano::{nano_scans, nano_tasks, nano_walks, timelines};
 use self::others::{clients, disks, fills, scans, web};
 use self::policies::policies;
 use super::medians::{Row, rows};
@@ -38,6 +38,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
             // They are in tables of their own.
             Workload::Fill
             | Workload::NanoTasks(_)
+            | Workload::NanoWalk(_)
             | Workload::NanoTimeline
             | Workload::Written(_) => {}
             Workload::NanoScan => tables.push(nano_scans(group)),
@@ -53,6 +54,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     tables.extend(groups.iter().filter_map(|group| policies(group)));
     tables.extend(fills(&rows));
     tables.extend(nano_tasks(&rows));
+    tables.extend(nano_walks(&rows));
     tables.extend(timelines(runs));
     tables.extend(log_ranges(&rows));
     tables

@@ -57,6 +57,40 @@ pub(super) fn nano_tasks(rows: &[Row]) -> Option<Table> {
     })
 }
 
+/// Several tasks that read the same pages.
+pub(super) fn nano_walks(rows: &[Row]) -> Option<Table> {
+    let group: Vec<&Row> = rows
+        .iter()
+        .filter(|row| matches!(row.case.workload, Workload::NanoWalk(_)))
+        .collect();
+    let lines: Vec<_> = group
+        .iter()
+        .map(|row| {
+            let [not_present, repeated] = row.guest.kvm;
+            let mut cells = vec![
+                format!("{} {} {}", row.network, row.workload, name(row)),
+                number(row.scan_ms.map(|ms| ms / 1e3), 2),
+                number(not_present, 0),
+                number(repeated, 0),
+            ];
+            cells.extend(account(row));
+            cells
+        })
+        .collect();
+    let head = [
+        "line, processors and system",
+        "s",
+        "KVM: events",
+        "KVM: repeated faults",
+    ];
+    (!lines.is_empty()).then(|| Table {
+        title: group[0].case.workload.describe(),
+        words: false,
+        head: [&head, &ACCOUNT[..]].concat(),
+        lines,
+    })
+}
+
 /// The steps of a page fault.
 pub(super) fn timelines(runs: &[Run]) -> Vec<Table> {
     let good = runs.iter().filter(|run| run.failure.is_none());
@@ -109,7 +143,7 @@ const ACCOUNT: [&str; 13] = [
     "mean µs",
     "asynchronous",
     "synchronous",
-    "repeated",
+    "refaults",
     "MB",
     "others",
 ];
@@ -129,7 +163,7 @@ fn account(row: &Row) -> Vec<String> {
         number(guest.fault_us, 0),
         number(guest.asynchronous, 0),
         number(guest.synchronous, 0),
-        number(guest.repeated, 0),
+        number(guest.refaults, 0),
         number(row.bytes.map(|bytes| bytes / 1e6), 0),
         number(row.others_cores, 2),
     ]

@@ -229,7 +229,7 @@ pub struct Totals {
     /// Accesses that took long without an asynchronous fault, and while no other task ran.
     pub synchronous: u64,
     /// Asynchronous faults of accesses that had faulted before.
-    pub repeated: u64,
+    pub refaults: u64,
     /// Tasks that wait for a page now.
     pub waiting: u64,
 }
@@ -282,7 +282,7 @@ pub struct Faults {
     /// Accesses that took long without an asynchronous fault, and while no other task ran.
     pub synchronous: u64,
     /// Asynchronous faults of accesses that had faulted before.
-    pub repeated: u64,
+    pub refaults: u64,
     /// Tasks that wait for a page at the end of the interval.
     pub waiting: u64,
     /// Mean time that tasks waited for a page, µs.

@@ -144,7 +144,7 @@ impl GuestReport {
                 broadcasts: fields.get("broadcasts")?,
                 unmatched: fields.get("unmatched")?,
                 synchronous: fields.get("synchronous")?,
-                repeated: fields.get("repeated")?,
+                refaults: fields.get("refaults")?,
                 waiting: fields.get("waiting")?,
             }),
             "task" => Self::Task(Task {
@@ -170,7 +170,7 @@ impl GuestReport {
                 not_present: fields.get("not_present")?,
                 ready: fields.get("ready")?,
                 synchronous: fields.get("synchronous")?,
-                repeated: fields.get("repeated")?,
+                refaults: fields.get("refaults")?,
                 waiting: fields.get("waiting")?,
                 wait_mean_us: fields.get("wait_mean_us")?,
                 wait_max_us: fields.get("wait_max_us")?,

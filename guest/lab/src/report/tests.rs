@@ -87,7 +87,7 @@ fn clocks_are_parsed() {
 #[test]
 fn totals_are_parsed() {
     let line = "totals: ok async_pf=on not_present=9 ready=8 broadcasts=1 unmatched=0 \
-                synchronous=3 repeated=2 waiting=7 ran_ms=1.000";
+                synchronous=3 refaults=2 waiting=7 ran_ms=1.000";
     let totals = Totals {
         async_faults: true,
         not_present: 9,
@@ -95,7 +95,7 @@ fn totals_are_parsed() {
         broadcasts: 1,
         unmatched: 0,
         synchronous: 3,
-        repeated: 2,
+        refaults: 2,
         waiting: 7,
     };
     assert_eq!(GuestReport::parse(line), GuestReport::Totals(totals));
@@ -113,13 +113,13 @@ fn totals_are_parsed() {
 #[test]
 fn accounts_are_parsed() {
     let line = "faults: ok t=1.009 span_ms=505 not_present=3 ready=2 broadcasts=0 unmatched=0 \
-                synchronous=4 repeated=1 waiting=1 wait_mean_us=10.500 wait_max_us=20.000 \
+                synchronous=4 refaults=1 waiting=1 wait_mean_us=10.500 wait_max_us=20.000 \
                 wait_hist=4:1,5:1";
     let GuestReport::Faults(faults) = GuestReport::parse(line) else {
         panic!("not parsed");
     };
     assert_eq!((faults.not_present, faults.waits.count()), (3, 2));
-    assert_eq!((faults.synchronous, faults.repeated), (4, 1));
+    assert_eq!((faults.synchronous, faults.refaults), (4, 1));
     let line = "fault: ok token=4096 not_present=1 other=2 ready=3 resumed=4";
     let fault = Fault {
         token: 4096,
@@ -144,7 +144,7 @@ fn accounts_are_parsed() {
     let bad = line.replace("2.000", "-");
     assert_eq!(GuestReport::parse(&bad), GuestReport::Other);
     let line = "task: ok number=1 processor=0 accesses=9 ran_ms=1.000 queued_ms=2.000 \
-                waited_ms=3.000 faults=4 synchronous=0 repeated=0 wait_mean_us=0.000";
+                waited_ms=3.000 faults=4 synchronous=0 refaults=0 wait_mean_us=0.000";
     let GuestReport::Task(task) = GuestReport::parse(line) else {
         panic!("not parsed");
     };

@@ -18,7 +18,7 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Pages for which the processor waited.
 pub static SYNCHRONOUS: AtomicU64 = AtomicU64::new(0);
 /// Asynchronous faults of accesses that had already faulted.
-pub static REPEATED: AtomicU64 = AtomicU64::new(0);
+pub static REFAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// A file.
 #[derive(Clone, Copy, Debug)]
@@ -124,5 +124,5 @@ fn record(touch: Touch) {
     if let Some(in_kvm) = touch.in_kvm() {
         processors::current().in_kvm.fetch_add(in_kvm, Relaxed);
     }
-    REPEATED.fetch_add(touch.repeated(), Relaxed);
+    REFAULTS.fetch_add(touch.refaults(), Relaxed);
 }
