@@ -141,8 +141,10 @@ impl Console {
     }
 
     fn can_scan(&self) -> bool {
-        matches!(self.config.options.workload, Workload::Scan | Workload::Walk)
-            && !SCAN.load(Relaxed)
+        matches!(
+            self.config.options.workload,
+            Workload::Scan | Workload::Walk
+        ) && !SCAN.load(Relaxed)
     }
 
     /// Starts the next sweep, unless one is in progress. Each requested sweep gets a verdict.

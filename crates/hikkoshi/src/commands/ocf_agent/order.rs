@@ -122,7 +122,7 @@ impl Order {
             // The action may have ended.
             let _ = answer.send((said, begun.elapsed()));
         };
-        match thread::Builder::new().name("order".into()).spawn(ask) {
+        match thread::Builder::new().name("ocf-order".into()).spawn(ask) {
             Ok(_) => Some(asked),
             Err(error) => {
                 self.report(&error.to_string());
