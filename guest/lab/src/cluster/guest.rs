@@ -4,9 +4,11 @@ use super::Cluster;
 use crate::vm::{MachineSockets, VmProcess};
 use crate::{Console, GuestReport, Lab, LabError, Qmp, Verdict, VmConfig, never_retried};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -75,10 +77,10 @@ impl Machine {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether its QEMU has the guest's disk open as a running guest has it: by its locks on the
-    /// image, of which QEMU takes one for each permission, on the bytes from 100 on
+    /// The image (device and inode) that its QEMU has open as a running guest has it: by the locks
+    /// on it, of which QEMU takes one for each permission, on the bytes from 100 on
     /// (`file-posix.c`). A lock that hikkoshi keeps is on an image in memory.
-    pub fn locks_disk(&self) -> bool {
+    pub fn locked_image(&self) -> Option<(u64, u64)> {
         let is_lock = |line: &str| {
             let from = line.split_whitespace().rev().nth(1);
             let from = from.and_then(|from| from.parse::<u64>().ok());
@@ -86,16 +88,18 @@ impl Machine {
         };
         let folder = format!("/proc/{}/fdinfo", self.pid);
         let descriptors = fs::read_dir(folder).into_iter().flatten().flatten();
-        descriptors.into_iter().any(|descriptor| {
+        descriptors.into_iter().find_map(|descriptor| {
             let number = descriptor.file_name();
             let open = Path::new("/proc")
                 .join(self.pid.to_string())
                 .join("fd")
                 .join(number);
             let is_in_memory =
-                fs::read_link(open).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
+                fs::read_link(&open).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
             let info = fs::read_to_string(descriptor.path()).unwrap_or_default();
-            !is_in_memory && info.lines().any(is_lock)
+            let is_locked = !is_in_memory && info.lines().any(is_lock);
+            let image = is_locked.then(|| fs::metadata(open).ok()).flatten()?;
+            Some((image.dev(), image.ino()))
         })
     }
 
@@ -290,14 +294,22 @@ impl ClusterGuest {
         twice.next().map(|pair| [pair[0].clone(), pair[1].clone()])
     }
 
-    /// The machines that have its disk open as a running guest has it.
+    /// The machines that have one image of its disk open as a running guest has it; if there is a
+    /// copy on each node, the most that have the same one.
     pub fn lock_disk(&self) -> Vec<Arc<Machine>> {
         let mut machines = self.alive();
         // One may have handed the disk over to another one between two looks.
-        for _ in 0..2 {
-            machines.retain(|machine| machine.locks_disk());
+        machines.retain(|machine| machine.locked_image().is_some());
+        let mut images: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for machine in machines {
+            if let Some(image) = machine.locked_image() {
+                images.entry(image).or_default().push(machine);
+            }
         }
-        machines
+        images
+            .into_values()
+            .max_by_key(Vec::len)
+            .unwrap_or_default()
     }
 
     /// Makes the guest check every page where it runs now, and returns its verdict.
