@@ -32,6 +32,7 @@
 //!
 //! ```text
 //! dirty_rate  disks  estimate  evacuation  throughput
+//! rounds
 //! measure  report
 //! record
 //! mover
@@ -58,6 +59,7 @@ mod mover;
 mod plan;
 mod record;
 mod report;
+mod rounds;
 mod testbed;
 mod throughput;
 
@@ -81,22 +83,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether a bench is selected, and what runs it.
-type OtherBench = (fn(&Args) -> bool, fn(&Args) -> Result<(), BenchError>);
+/// How `--only` selects a bench, and what runs it.
+type OtherBench = (&'static str, fn(&Args) -> Result<(), BenchError>);
 
 /// The benches that are no case of the plan.
 const OTHERS: [OtherBench; 6] = [
-    (dirty_rate::is_selected, dirty_rate::run),
-    (estimate::is_selected, estimate::run),
-    (disks::is_selected, disks::run),
-    (evacuation::is_selected, evacuation::run),
-    (evacuation::urgent::is_selected, evacuation::urgent::run),
-    (throughput::is_selected, throughput::run),
+    (dirty_rate::NAME, dirty_rate::run),
+    (estimate::NAME, estimate::run),
+    (disks::NAME, disks::run),
+    (evacuation::NAME, evacuation::run),
+    (evacuation::urgent::NAME, evacuation::urgent::run),
+    (throughput::NAME, throughput::run),
 ];
 
 fn run_plan(args: &Args) -> Result<(), BenchError> {
-    for (is_selected, run) in OTHERS {
-        if is_selected(args) {
+    for (name, run) in OTHERS {
+        if args.only.iter().any(|words| words == name) {
             return match args.resume {
                 true => Err(BenchError::NotResumed),
                 false => run(args),

@@ -25,7 +25,7 @@ use crate::host_info::HostInfo;
 use crate::meter::{vcpu_kernel_ticks, wait_until_idle};
 
 /// How `--only` selects this bench.
-const NAME: &str = "dirty-rate";
+pub(crate) const NAME: &str = "dirty-rate";
 
 /// How long each measurement is, s. QEMU's takes whole seconds.
 const SECONDS: u64 = 3;
@@ -72,11 +72,6 @@ impl Measured {
 struct Results<'a> {
     host: &'a HostInfo,
     measured: &'a [Measured],
-}
-
-/// Whether the arguments select this bench.
-pub(crate) fn is_selected(args: &Args) -> bool {
-    args.only.iter().any(|words| words == NAME)
 }
 
 /// Runs it, and writes the results.

@@ -21,18 +21,14 @@ use serde::Serialize;
 use self::writes::Writes;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::host_info::HostInfo;
-use crate::meter::quietest;
 use crate::mover::OwnReport;
 use crate::record::{ClientsOutcome, Cost};
-use crate::report::write_file;
+use crate::report::Table;
+use crate::rounds::{self, Bench};
 use crate::testbed::DomainHosts;
 
 /// How `--only` selects this bench.
-const NAME: &str = "disks";
-
-/// Rounds, unless `--rounds` says something else.
-const ROUNDS: u32 = 3;
+pub(crate) const NAME: &str = "disks";
 
 /// What moves the guest and its disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -116,89 +112,33 @@ struct Moved {
     report: OwnReport,
 }
 
-/// Everything that was measured, as JSON.
-#[derive(Debug, Serialize)]
-struct Results<'a> {
-    host: &'a HostInfo,
+struct Disks {
     sizes: Sizes,
-    moves: &'a [Moved],
-    failures: &'a [String],
 }
 
-/// Whether the arguments select this bench.
-pub(crate) fn is_selected(args: &Args) -> bool {
-    args.only.iter().any(|words| words == NAME)
-}
+impl Bench for Disks {
+    const NAME: &'static str = NAME;
+    const ROUNDS: u32 = 3;
 
-/// Runs it, and writes the results.
-pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
-    let is_wanted = |system: &System| {
-        let mut words = args.only.iter().filter(|words| *words != NAME);
-        words.all(|words| words.split(',').any(|word| word == system.name()))
-    };
-    let systems: Vec<_> = System::ALL.into_iter().filter(is_wanted).collect();
-    if args.list {
-        for system in &systems {
-            println!("{NAME}: {}", system.name());
-        }
-        return Ok(());
-    }
-    let program = args.program()?;
-    let host = HostInfo::collect(args.congestion.as_deref());
-    let sizes = Sizes::from_args(args);
-    println!("{host}\n");
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
-    let (mut moves, mut failures) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        for &system in &systems {
-            match attempt(system, round, sizes, &program, args) {
-                Ok(moved) => {
-                    println!("round {} {}", round + 1, table::line(&moved));
-                    moves.push(moved);
-                }
-                Err(error) => {
-                    let error = error_reporter::Report::new(&error);
-                    let failure = format!("round {} {}: {error}", round + 1, system.name());
-                    println!("{failure}");
-                    failures.push(failure);
-                }
-            }
-            // After every move, so that an interrupted bench keeps its results.
-            let results = Results {
-                host: &host,
-                sizes,
-                moves: &moves,
-                failures: &failures,
-            };
-            let json = serde_json::to_string_pretty(&results).unwrap_or_default();
-            write_file(&args.json, &json)?;
-        }
-    }
-    let table = table::table(&moves, sizes);
-    println!("\n{}", table.text());
-    write_file(
-        &args.plots.join("disks.md"),
-        &format!("{host}\n\n{}", table.markdown()),
-    )?;
-    match failures.len() {
-        0 => Ok(()),
-        failed => Err(BenchError::Failed {
-            failed,
-            total: failed + moves.len(),
-        }),
-    }
-}
+    type Case = System;
+    type Outcome = Moved;
 
-/// Measures a system, and repeats it while other processes use the machine; the move with the least
-/// interference counts.
-fn attempt(
-    system: System,
-    round: u32,
-    sizes: Sizes,
-    program: &Path,
-    args: &Args,
-) -> Result<Moved, BenchError> {
-    let measure = || {
+    fn cases(&self) -> Vec<System> {
+        System::ALL.to_vec()
+    }
+
+    fn label(system: System) -> String {
+        system.name().to_owned()
+    }
+
+    fn measure(
+        &self,
+        system: System,
+        round: u32,
+        program: &Path,
+        args: &Args,
+    ) -> Result<Moved, BenchError> {
+        let sizes = self.sizes;
         let moved = match system {
             System::Hikkoshi => machine::moved(sizes, program, args),
             System::Virsh => domain::moved(&DomainHosts::start()?, sizes, &[], args),
@@ -212,13 +152,23 @@ fn attempt(
             round,
             ..moved
         })
-    };
-    quietest(
-        args,
-        measure,
-        |moved: &Result<Moved, BenchError>| match moved {
-            Ok(moved) => moved.cost.others_cores,
-            Err(_) => f64::INFINITY,
-        },
-    )
+    }
+
+    fn others_cores(moved: &Moved) -> f64 {
+        moved.cost.others_cores
+    }
+
+    fn line(moved: &Moved) -> String {
+        table::line(moved)
+    }
+
+    fn tables(&self, moves: &[Moved]) -> Vec<Table> {
+        vec![table::table(moves, self.sizes)]
+    }
+}
+
+/// Runs it, and writes the results.
+pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
+    let sizes = Sizes::from_args(args);
+    rounds::run(&Disks { sizes }, args)
 }

@@ -30,7 +30,7 @@ use crate::report::write_file;
 use crate::testbed::LONG;
 
 /// How `--only` selects this bench.
-const NAME: &str = "estimate";
+pub(crate) const NAME: &str = "estimate";
 
 /// How long the guest works before it is measured.
 const WARM_UP: Duration = Duration::from_millis(1500);
@@ -66,11 +66,6 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", line_name(self.line), self.guest, self.mode)
     }
-}
-
-/// Whether the arguments select this bench.
-pub(crate) fn is_selected(args: &Args) -> bool {
-    args.only.iter().any(|words| words == NAME)
 }
 
 /// Every guest in every mode over the most common line; over the others, those that differ there.

@@ -21,17 +21,13 @@ use self::hosts::Hosts;
 use self::ways::{MovedGuest, Way, move_all};
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::host_info::HostInfo;
-use crate::meter::{CpuMeter, wait_until_idle};
-use crate::report::write_file;
+use crate::meter::CpuMeter;
+use crate::report::Table;
+use crate::rounds::{self, Bench};
 use crate::testbed::LONG;
 
 /// How `--only` selects this bench.
-const NAME: &str = "evacuation";
-
-/// Rounds, unless `--rounds` says something else: so many predictions are compared with what
-/// happens.
-const ROUNDS: u32 = 12;
+pub(crate) const NAME: &str = "evacuation";
 
 /// The loops, with which plans are compared, take part in the first rounds only.
 const LOOP_ROUNDS: u32 = 5;
@@ -52,79 +48,54 @@ struct Evacuated {
     others_cores: f64,
 }
 
-/// Everything that was measured, as JSON.
-#[derive(Debug, Serialize)]
-struct Results<'a> {
-    host: &'a HostInfo,
-    evacuations: &'a [Evacuated],
-    failures: &'a [String],
-}
+struct Evacuation;
 
-/// Whether the arguments select this bench.
-pub(crate) fn is_selected(args: &Args) -> bool {
-    args.only.iter().any(|words| words == NAME)
+impl Bench for Evacuation {
+    const NAME: &'static str = NAME;
+    /// So many predictions are compared with what happens.
+    const ROUNDS: u32 = 12;
+
+    type Case = Way;
+    type Outcome = Evacuated;
+
+    fn cases(&self) -> Vec<Way> {
+        Way::ALL.to_vec()
+    }
+
+    fn label(way: Way) -> String {
+        way.to_string()
+    }
+
+    fn takes_part(way: Way, round: u32) -> bool {
+        way == Way::Planned || round < LOOP_ROUNDS
+    }
+
+    fn measure(
+        &self,
+        way: Way,
+        round: u32,
+        program: &Path,
+        _args: &Args,
+    ) -> Result<Evacuated, BenchError> {
+        evacuated(way, round, program)
+    }
+
+    fn others_cores(evacuated: &Evacuated) -> f64 {
+        evacuated.others_cores
+    }
+
+    fn line(evacuated: &Evacuated) -> String {
+        table::lines(evacuated)
+    }
+
+    fn tables(&self, evacuations: &[Evacuated]) -> Vec<Table> {
+        table::tables(evacuations)
+    }
 }
 
 /// Runs it, and writes the results.
 pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
-    let is_wanted = |way: &Way| {
-        let mut lists = args.only.iter().filter(|words| *words != NAME);
-        lists.all(|words| words.split(',').any(|word| word == way.to_string()))
-    };
-    let ways: Vec<_> = Way::ALL.into_iter().filter(is_wanted).collect();
-    if args.list {
-        for way in &ways {
-            println!("{NAME}: {way}");
-        }
-        return Ok(());
-    }
-    let program = args.program()?;
-    let host = HostInfo::collect(None);
-    println!("{host}\n");
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
-    let (mut evacuations, mut failures) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        for &way in &ways {
-            if way != Way::Planned && args.rounds.is_none() && round >= LOOP_ROUNDS {
-                continue;
-            }
-            wait_until_idle(args.idle_limit());
-            match evacuated(way, round, &program) {
-                Ok(evacuated) => {
-                    println!("{}", table::lines(&evacuated));
-                    evacuations.push(evacuated);
-                }
-                Err(error) => {
-                    let error = error_reporter::Report::new(&error);
-                    let failure = format!("round {} {way}: {error}", round + 1);
-                    println!("{failure}");
-                    failures.push(failure);
-                }
-            }
-            // After every evacuation, so that an interrupted bench keeps its results.
-            let results = Results {
-                host: &host,
-                evacuations: &evacuations,
-                failures: &failures,
-            };
-            let json = serde_json::to_string_pretty(&results).unwrap_or_default();
-            write_file(&args.json, &json)?;
-        }
-    }
-    let mut markdown = format!("{host}\n");
-    for table in table::tables(&evacuations) {
-        println!("\n{}", table.text());
-        markdown.push('\n');
-        markdown.push_str(&table.markdown());
-    }
-    write_file(&args.plots.join("evacuation.md"), &markdown)?;
-    match failures.len() {
-        0 => Ok(()),
-        failed => Err(BenchError::Failed {
-            failed,
-            total: failed + evacuations.len(),
-        }),
-    }
+    rounds::run(&Evacuation, args)
 }
 
 /// Boots the guests, moves them, and lets them check their memory.

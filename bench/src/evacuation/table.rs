@@ -11,9 +11,8 @@ use crate::report::Table;
 /// One evacuation as lines of text.
 pub(super) fn lines(it: &Evacuated) -> String {
     let mut text = format!(
-        "round {} {}: total {:.2} s (with planning {:.2} s), felt {:.0} ms, slow accesses {:.0} ms, \
+        "{}: total {:.2} s (with planning {:.2} s), felt {:.0} ms, slow accesses {:.0} ms, \
          others {:.2}",
-        it.round + 1,
         it.way,
         it.total_ms / 1e3,
         it.run_ms / 1e3,

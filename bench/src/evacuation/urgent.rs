@@ -19,16 +19,13 @@ use super::table::spread;
 use super::ways::{read, wait};
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::host_info::HostInfo;
-use crate::meter::{CpuMeter, wait_until_idle};
-use crate::report::{Table, write_file};
+use crate::meter::CpuMeter;
+use crate::report::Table;
+use crate::rounds::{self, Bench};
 use crate::testbed::LONG;
 
 /// How `--only` selects this bench.
-const NAME: &str = "urgent";
-
-/// Rounds, unless `--rounds` says something else.
-const ROUNDS: u32 = 5;
+pub(crate) const NAME: &str = "urgent";
 
 /// A third of 95 % of what the line carries.
 const THIRD: &str = "36M";
@@ -57,6 +54,16 @@ impl Others {
         Self::Divided,
         Self::Unlimited,
     ];
+
+    /// The name in filters.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::AloneWithAThird => "alone-with-a-third",
+            Self::Divided => "divided",
+            Self::Unlimited => "unlimited",
+        }
+    }
 
     fn are_there(self) -> bool {
         matches!(self, Self::Divided | Self::Unlimited)
@@ -95,48 +102,61 @@ struct Waited {
     others_cores: f64,
 }
 
-/// Whether the arguments select this bench.
-pub(crate) fn is_selected(args: &Args) -> bool {
-    args.only.iter().any(|words| words == NAME)
+struct Urgent;
+
+impl Bench for Urgent {
+    const NAME: &'static str = NAME;
+    const ROUNDS: u32 = 5;
+
+    type Case = Others;
+    type Outcome = Waited;
+
+    fn cases(&self) -> Vec<Others> {
+        Others::ALL.to_vec()
+    }
+
+    fn label(others: Others) -> String {
+        others.name().to_owned()
+    }
+
+    fn measure(
+        &self,
+        others: Others,
+        round: u32,
+        program: &Path,
+        _args: &Args,
+    ) -> Result<Waited, BenchError> {
+        waited(others, round, program)
+    }
+
+    fn others_cores(waited: &Waited) -> f64 {
+        waited.others_cores
+    }
+
+    fn line(waited: &Waited) -> String {
+        format!(
+            "{}: {} requests, mean {:.0} µs, p99 {:.0} µs, max {:.0} µs; the guest: {} slow accesses, \
+             mean {:.0} µs; total {:.0} ms, others {:.2}",
+            waited.others,
+            waited.requests,
+            waited.mean_us,
+            waited.p99_us,
+            waited.max_us,
+            waited.slow,
+            waited.slow_mean_us,
+            waited.total_ms,
+            waited.others_cores
+        )
+    }
+
+    fn tables(&self, all: &[Waited]) -> Vec<Table> {
+        vec![table(all)]
+    }
 }
 
 /// Runs it, and writes the results.
 pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
-    if args.list {
-        println!("{NAME}");
-        return Ok(());
-    }
-    let program = args.program()?;
-    let host = HostInfo::collect(None);
-    println!("{host}\n");
-    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
-    let mut all = Vec::new();
-    for round in 0..rounds {
-        for others in Others::ALL {
-            wait_until_idle(args.idle_limit());
-            let waited = waited(others, round, &program)?;
-            println!(
-                "round {} {others}: {} requests, mean {:.0} µs, p99 {:.0} µs, max {:.0} µs; the guest: \
-                 {} slow accesses, mean {:.0} µs; total {:.0} ms, others {:.2}",
-                round + 1,
-                waited.requests,
-                waited.mean_us,
-                waited.p99_us,
-                waited.max_us,
-                waited.slow,
-                waited.slow_mean_us,
-                waited.total_ms,
-                waited.others_cores
-            );
-            all.push(waited);
-            let json = serde_json::to_string_pretty(&(&host, &all)).unwrap_or_default();
-            write_file(&args.json, &json)?;
-        }
-    }
-    let table = table(&all);
-    println!("\n{}", table.text());
-    let markdown = format!("{host}\n\n{}", table.markdown());
-    write_file(&args.plots.join("urgent.md"), &markdown)
+    rounds::run(&Urgent, args)
 }
 
 fn waited(others: Others, round: u32, program: &Path) -> Result<Waited, BenchError> {
