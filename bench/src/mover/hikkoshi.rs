@@ -21,6 +21,8 @@ use crate::testbed::{DomainTestbed, Testbed};
 const SOON: Duration = Duration::from_secs(30);
 /// How long a migration may take that is expected to finish.
 const LONG: Duration = Duration::from_secs(300);
+/// How often the memory of the two sides is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 /// The folder for the journals.
 const JOURNAL: &str = "/dev/shm/hikkoshi-bench";
 
@@ -166,7 +168,18 @@ impl HikkoshiMigration {
     /// Waits for the end of the migration; cancels it after `give_up`.
     pub(crate) fn finish(mut self, give_up: Option<Duration>) -> Result<MoveOutcome, BenchError> {
         let (receive, migrate) = (&mut self.receive, &mut self.migrate);
-        let ended = migrate.wait(give_up.unwrap_or(LONG))?;
+        let mut memory_mib = [0.0; 2];
+        let deadline = Instant::now() + give_up.unwrap_or(LONG);
+        let ended = loop {
+            for (most, side) in memory_mib.iter_mut().zip([&*migrate, &*receive]) {
+                *most = f64::max(*most, side.peak_memory_mib());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ended = migrate.wait(left.min(LOOK))?;
+            if ended.is_some() || left.is_zero() {
+                break ended;
+            }
+        };
         let called_off = give_up.is_some() && ended.is_none();
         let status = match ended {
             Some(status) => status,
@@ -206,6 +219,7 @@ impl HikkoshiMigration {
             statistics,
             switchover_at_destination: read(&self.received)?.account.switchover,
             time_left: migrate.time_left(),
+            memory_mib,
         }));
         Ok(moved)
     }
@@ -337,6 +351,16 @@ impl Side {
             source,
         };
         self.program.wait(limit).map_err(failed)
+    }
+
+    /// The most memory that it has used so far, MiB; zero if it has ended.
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    fn peak_memory_mib(&self) -> f64 {
+        let path = format!("/proc/{}/status", self.program.pid());
+        let status = fs::read_to_string(path).unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.unwrap_or(0) as f64 / 1024.0
     }
 
     /// Sends SIGINT, as Ctrl-C does.

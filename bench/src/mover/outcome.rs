@@ -43,6 +43,9 @@ pub(crate) struct HikkoshiReport {
     pub switchover_at_destination: Vec<SwitchoverStep>,
     /// What was reported of the time left.
     pub time_left: Vec<ReportedTimeLeft>,
+    /// The most memory that `migrate` and `receive` have used, MiB (`VmHWM`).
+    #[serde(default)]
+    pub memory_mib: [f64; 2],
 }
 
 /// What was reported of the time left at one time.
@@ -58,11 +61,16 @@ impl OwnReport {
     /// Nothing.
     pub(crate) const NONE: Self = Self::Other(Value::Null);
 
-    /// Hikkoshi's account.
-    pub(crate) fn account(&self) -> Option<&Account> {
+    /// What hikkoshi says.
+    pub(crate) fn hikkoshi(&self) -> Option<&HikkoshiReport> {
         match self {
-            Self::Hikkoshi(report) => Some(&report.statistics.account),
+            Self::Hikkoshi(report) => Some(report),
             Self::Other(_) => None,
         }
+    }
+
+    /// Hikkoshi's account.
+    pub(crate) fn account(&self) -> Option<&Account> {
+        self.hikkoshi().map(|report| &report.statistics.account)
     }
 }

@@ -66,6 +66,11 @@ pub(super) fn all() -> Vec<Case> {
             add(network, workload, rounds, &systems);
         }
     }
+    // What grows with the guest.
+    for gib in [1, 2, 4, 8] {
+        let systems = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, Plain));
+        add(TEN, Workload::Grow(gib), 3, &systems);
+    }
     let endless = [HikkoshiPrecopy, QemuPrecopy, QemuMultifd];
     add(
         ONE,

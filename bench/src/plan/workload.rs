@@ -89,6 +89,8 @@ pub(crate) enum Workload {
     Scale,
     /// The same with four processors, all of which write.
     ScaleBusy,
+    /// Writes random pages of 90 % of so many GiB of private memory as fast as it can.
+    Grow(u64),
     /// Writes random pages as fast as it can, in private memory (`-m` alone) at both sides.
     Private,
     /// Fills private memory, at both sides ([`Workload::Fill`]).
@@ -193,6 +195,7 @@ impl Workload {
                 Self::Hotspot => dirty.pattern(Pattern::Hotspot),
                 Self::Scale => GuestWorkload::dirty(SCALE_WRITTEN_MIB),
                 Self::ScaleBusy => GuestWorkload::dirty(SCALE_WRITTEN_MIB).threads(SCALE_BUSY_CPUS),
+                Self::Grow(gib) => GuestWorkload::dirty(gib * 1024 * 9 / 10),
                 Self::Paced(rate) | Self::PrivatePaced(rate) => dirty.rate(rate),
                 Self::Fill | Self::PrivateFill => dirty.rate(1),
                 Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
@@ -296,6 +299,7 @@ impl Workload {
             Self::Disk20Long => Ram::new(RamBackend::Default, LONG_RAM_MIB),
             Self::Written(_) => Ram::shared(WRITTEN_RAM_MIB),
             Self::Scale | Self::ScaleBusy => Ram::new(RamBackend::Default, SCALE_RAM_MIB),
+            Self::Grow(gib) => Ram::new(RamBackend::Default, gib * 1024),
             Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
                 Ram::new(RamBackend::Default, RAM_MIB)
             }
@@ -310,6 +314,7 @@ impl Workload {
             Self::Hotspot => "hotspot",
             Self::Scale => "scale",
             Self::ScaleBusy => "scale-4",
+            Self::Grow(_) => "grow",
             Self::Private => "private",
             Self::PrivateFill => "private-fill",
             Self::Huge => "huge",
@@ -348,6 +353,9 @@ impl Workload {
             Self::ScaleBusy => {
                 format!("scale-4: as scale, {SCALE_BUSY_CPUS} processors, all of which write")
             }
+            Self::Grow(gib) => format!(
+                "grow-{gib}: {gib} GiB of private memory; 90 % are written at random at full speed"
+            ),
             Self::Private => "private: as busy, private memory".to_owned(),
             Self::PrivateFill => "private-fill: as fill, private memory".to_owned(),
             Self::Huge => "huge: as busy, host pages of 2 MiB".to_owned(),
@@ -420,6 +428,7 @@ impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NanoTasks(tasks) => write!(f, "nano-{tasks}-tasks"),
+            Self::Grow(gib) => write!(f, "grow-{gib}"),
             Self::NanoWalk(cpus) => write!(f, "nano-walk-{cpus}"),
             _ => f.write_str(self.name()),
         }

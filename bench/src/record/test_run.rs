@@ -31,5 +31,6 @@ pub(crate) fn test_report(change: impl FnOnce(&mut Account)) -> OwnReport {
         statistics,
         switchover_at_destination: Vec::new(),
         time_left: Vec::new(),
+        memory_mib: [0.0; 2],
     }))
 }

@@ -1,6 +1,6 @@
 //! The medians of each case over its rounds.
 
-use hikkoshi_account::Stages;
+use hikkoshi_account::{Stages, SwitchoverStep};
 use serde::Serialize;
 
 use crate::meter::GuestAccount;
@@ -40,6 +40,10 @@ pub(super) struct Row {
     pub throughput: Option<f64>,
     /// Rounds of pre-copy.
     pub rounds: Option<f64>,
+    /// The most memory that hikkoshi's two sides have used, MiB.
+    pub memory_mib: [Option<f64>; 2],
+    /// The steps of the switchover at the source, and when each was done, ms after the pause.
+    pub switchover: Vec<(String, f64)>,
     /// Pages sent with their content in pre-copy rounds.
     pub pages_sent: Option<f64>,
     /// Those that were dirty again when they were sent.
@@ -119,6 +123,22 @@ pub(super) struct GuestMedians {
     pub kvm: [Option<f64>; 2],
 }
 
+/// The steps of the switchover at the source, by the first run.
+fn steps(runs: &[&&Run]) -> Vec<(String, f64)> {
+    let all = runs.iter().filter_map(|run| run.report.account());
+    let all: Vec<_> = all.map(|account| &account.switchover).collect();
+    let first = all.first().copied().cloned().unwrap_or_default();
+    let steps = first.into_iter().filter_map(|SwitchoverStep { step, .. }| {
+        let of_run = |steps: &&Vec<SwitchoverStep>| {
+            let found = steps.iter().find(|other| other.step == step)?;
+            Some(found.at_ms)
+        };
+        let at_ms = median(all.iter().filter_map(of_run))?;
+        Some((step.into_owned(), at_ms))
+    });
+    steps.collect()
+}
+
 /// The median of the values, if there are any.
 pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.collect();
@@ -174,6 +194,8 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         bytes: of(&|run| run.bytes.map(|bytes| bytes as f64)),
         throughput: of(&|run| run.throughput),
         rounds: of(&|run| run.rounds.map(|rounds| rounds as f64)),
+        memory_mib: [0, 1].map(|side| of(&|run| Some(run.report.hikkoshi()?.memory_mib[side]))),
+        switchover: steps(&good),
         pages_sent: of(&|run| Some(run.report.account()?.pages.precopy as f64)),
         stale_pages: of(&|run| Some(run.report.account()?.stale_pages? as f64)),
         faults: accesses(&|a| Some(a.slow as f64)),

@@ -1,5 +1,6 @@
 //! Tables of medians.
 
+mod growth;
 mod labels;
 mod log_ranges;
 mod moves;
@@ -7,6 +8,7 @@ mod nano;
 mod others;
 mod policies;
 
+use self::growth::growth;
 use self::log_ranges::log_ranges;
 use self::moves::moves;
 use self::nano::{nano_scans, nano_tasks, nano_walks, timelines};
@@ -37,6 +39,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
         match first.case.workload {
             // They are in tables of their own.
             Workload::Fill
+            | Workload::Grow(_)
             | Workload::NanoTasks(_)
             | Workload::NanoWalk(_)
             | Workload::NanoTimeline
@@ -53,6 +56,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     }
     tables.extend(groups.iter().filter_map(|group| policies(group)));
     tables.extend(fills(&rows));
+    tables.extend(growth(&rows));
     tables.extend(nano_tasks(&rows));
     tables.extend(nano_walks(&rows));
     tables.extend(timelines(runs));
@@ -67,6 +71,7 @@ mod tests {
     use crate::plan::{System, Variant};
     use crate::record::{test_report, test_run as run};
     use clap::Parser;
+    use hikkoshi_account::SwitchoverStep;
 
     fn text(runs: &[Run]) -> String {
         tables(runs).iter().map(Table::text).collect()
@@ -103,6 +108,20 @@ mod tests {
         let text = tables[1].text();
         assert!(text.contains("hikkoshi-hybrid/no-nearby-first"), "{text}");
         assert!(text.contains("1.50x"), "{text}");
+    }
+
+    #[test]
+    fn the_steps_of_the_switchover_are_shown_by_the_size_of_the_guest() {
+        let mut grown = run(System::HikkoshiHybrid, Workload::Grow(8), 9.0, 1000.0);
+        grown.report = test_report(|account| {
+            account.switchover = vec![SwitchoverStep {
+                step: "paused".into(),
+                at_ms: 0.52,
+            }];
+        });
+        let text = text(&[grown]);
+        assert!(text.contains("grow-8 hikkoshi-hybrid"), "{text}");
+        assert!(text.contains("paused 0.5"), "{text}");
     }
 
     #[test]
