@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const BATCH: u64 = 256;
 /// Rounds of one run of each method; the run with the median number of writes counts.
 const ROUNDS: usize = 5;
-/// Rounds that are rejected at most: a vCPU cannot write more with a log than without, so other work
-/// has taken the processor from it.
+/// Rounds that are rejected at most: a vCPU cannot write more with a log than without, so other
+/// work has taken the processor from it.
 const REJECTED: usize = 20;
 /// The methods; the first one is what they are compared with.
 const METHODS: [(&str, Option<LogMethod>); 4] = [
