@@ -259,6 +259,34 @@ fn what_the_kernel_may_hold_is_bounded() {
     assert!(setting.senders[0].window.in_flight() < 512 << 10);
 }
 
+/// The guest may wait for a page that is in the kernel. While requested pages fill the line, hardly
+/// any capacity is left to be found.
+#[test]
+fn what_the_kernel_has_leaves_soon_however_little_capacity_is_found() {
+    let zero = Instant::now();
+    let mut window = Window::new(zero);
+    window.start_postcopy(zero, 1, zero);
+    window.set_guest_waits(true);
+    window.on_sent(200 << 10, zero);
+    let mut received = 0;
+    for step in 0..4_000_u32 {
+        // Now and then the queue is empty.
+        let round_trip = if step % 20 == 0 { 100e-6 } else { 5e-3 };
+        received += 20;
+        let now = zero + Duration::from_micros(500) * step;
+        window.on_sample(received, round_trip, now);
+    }
+    let found = window.capacity.as_ref().and_then(Capacity::pace);
+    assert!(found.is_some_and(|pace| pace < 1e6), "{found:?}");
+    let kernel = ((200 << 10) - received) as f64;
+    let pace = window.pace().unwrap();
+    assert!(kernel / pace <= LONGEST_IN_KERNEL * 1.001, "{pace}");
+    // The last of it, too.
+    window.on_sample((200 << 10) - 4096, 5e-3, zero + Duration::from_secs(3));
+    let pace = window.pace().unwrap();
+    assert!(4096.0 / pace < LONGEST_IN_KERNEL / 8.0, "{pace}");
+}
+
 /// The next requested page may be among the kernel's data.
 #[test]
 fn the_kernel_has_less_data_while_the_guest_waits() {

@@ -48,6 +48,11 @@ const MIN_KERNEL_RESERVE: u64 = 256 << 10;
 /// them waits for all before it.
 const URGENT_RESERVE_SHARE: f64 = 0.25;
 
+/// How long what the kernel was given may take, in seconds, if the line carries it: the guest may
+/// wait for a page that is in there. While requested pages fill the line, as those of 2 MiB do,
+/// hardly any capacity is found for the rest.
+const LONGEST_IN_KERNEL: f64 = 20e-3;
+
 /// How long a piece may take on the wire, in seconds: while the guest waits for pages, and while it
 /// does not. The latter is about half of what [`MIN_KERNEL_RESERVE`] takes on a line of 1 Gbit/s.
 const PIECE_TIME: (f64, f64) = (66e-6, 1.2e-3);
@@ -141,9 +146,19 @@ impl Window {
     /// for no pages.
     pub(crate) fn pace(&self) -> Option<f64> {
         let capacity = self.capacity.as_ref()?;
-        capacity
+        let pace = capacity
             .pace()
-            .filter(|_| self.guest_waits || capacity.is_draining())
+            .filter(|_| self.guest_waits || capacity.is_draining())?;
+        Some(pace.max(self.least_pace()))
+    }
+
+    /// The pace at which the kernel sends all it has in [`LONGEST_IN_KERNEL`]. As if it had at
+    /// least what may be there while the guest waits, so that the last bytes are not the slowest.
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    fn least_pace(&self) -> f64 {
+        let reserve = MIN_KERNEL_RESERVE as f64 * URGENT_RESERVE_SHARE / self.links as f64;
+        let kernel = (self.sent - self.received) as f64;
+        kernel.max(reserve) / LONGEST_IN_KERNEL
     }
 
     /// The size of the next piece, in bytes: a power of two of pages.
