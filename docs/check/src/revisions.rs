@@ -30,7 +30,6 @@ const RULE: Rule<'_> = Rule {
         "README.md",
         "docs/after-a-move.md",
         "docs/assets/benchmarks/measured.md",
-        "docs/assets/benchmarks/nano/measured.md",
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
         "docs/copying-disks.md",
