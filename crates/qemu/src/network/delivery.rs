@@ -18,13 +18,16 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 const MAX_REMEMBERED: usize = 4096;
 
 /// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for
-/// 1,000 by default (`txqueuelen`), and drops what is over without an error.
-const BURST: usize = 128;
+/// 1,000 by default (`txqueuelen`), which new frames need as well, and drops what is over without
+/// an error.
+const BURST: usize = 512;
 
 /// How long to wait until QEMU has read them, and how often to check. Each wait that is in vain
-/// halves the limit for the next one: clients that send all the time may keep the queue filled, and
-/// all waits together must not delay the end of the migration by more than twice this time.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// halves the limit for the next one: clients that send all the time may keep the queue filled, so
+/// that it is never seen empty. All waits together take at most twice this time, after which TCP
+/// sends a frame again (`TCP_RTO_MIN`): one that is delivered later helps nobody, and holds up
+/// those after it.
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
 const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// No such card.
