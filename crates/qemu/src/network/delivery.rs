@@ -181,6 +181,8 @@ mod tests {
             wait_until_read(&mut limit, || false);
         }
         assert_eq!(limit, Duration::ZERO);
+        // All waits together are over before the senders send again.
+        assert!(READ_TIMEOUT * 2 <= Duration::from_millis(200));
     }
 
     #[test]
