@@ -71,15 +71,14 @@ fn agent_has_succeeded() -> bool {
 
 /// Watches a move to its end.
 pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
-    let (cluster, name) = (&guest.cluster, &guest.parameters.name);
     let has_failed = !agent_has_succeeded();
-    let after = guest.parameters.refresh.filter(|_| has_failed);
-    let mut refresh = after.map(|after| Instant::now() + after);
-    let mut attempts = 0;
     let mut drive = Drive::new(guest, deadline);
-    let (mut was_handed_over, mut is_cancelled) = (false, false);
-    // As long as it is undecided, it is the agent's move, and not a later one.
-    let mut may_cancel = has_failed;
+    let mut refresh = Refresh::after(guest.parameters.refresh.filter(|_| has_failed));
+    let mut cancellation = Cancellation {
+        is_possible: has_failed,
+        is_sent: false,
+    };
+    let mut was_handed_over = false;
     loop {
         use SourceStage::{Committed, Done, HandedOver, Owned};
         let handover = guest.handover();
@@ -90,26 +89,17 @@ pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
             _ => false,
         };
         was_handed_over |= matches!(handover, Some((HandedOver | Done, _)));
-        // Probes would not see the guest once, while it may be handed over between them. It is
-        // decided when the destination has left the cluster.
+        // It is decided when the destination has left the cluster.
         let is_undecided = match handover {
             Some((Owned, held)) => held,
             Some((Committed, _)) => is_owing,
             _ => false,
         };
-        may_cancel &= is_undecided;
-        if may_cancel && deadline.is_over() && !is_cancelled {
-            is_cancelled = control(guest, "cancel", "the agent has ended without a decision");
+        cancellation.look(guest, is_undecided, deadline);
+        if !is_undecided {
+            refresh.ask_if_due(guest);
         }
-        if let (Some(at), Some(after)) = (refresh, after)
-            && at <= Instant::now()
-            && !is_undecided
-        {
-            attempts += 1;
-            let is_over = cluster.refresh(&guest.parameters.resource) || attempts == ATTEMPTS;
-            refresh = (!is_over).then(|| Instant::now() + after);
-        }
-        if refresh.is_none() && !is_owing && !may_cancel {
+        if !is_owing && !cancellation.is_possible && refresh.is_over() {
             break;
         }
         std::thread::sleep(INTERVAL);
@@ -117,9 +107,62 @@ pub(super) fn watch(guest: &Guest, deadline: Deadline) -> Answer {
     // `stop` may have ended before. Otherwise no third node would start the guest. If it is here
     // again, the note may be of its next move.
     if was_handed_over && matches!(guest.look().state, State::Absent | State::Moved) {
-        cluster.forget_move(name, Side::Source);
+        let name = &guest.parameters.name;
+        guest.cluster.forget_move(name, Side::Source);
     }
     Answer::Success
+}
+
+/// A move that the agent has left without a decision, and that is cancelled when its time is over.
+struct Cancellation {
+    /// As long as the move is undecided, it is the agent's, and not a later one.
+    is_possible: bool,
+    is_sent: bool,
+}
+
+impl Cancellation {
+    fn look(&mut self, guest: &Guest, is_undecided: bool, deadline: Deadline) {
+        self.is_possible &= is_undecided;
+        if self.is_possible && deadline.is_over() && !self.is_sent {
+            self.is_sent = control(guest, "cancel", "the agent has ended without a decision");
+        }
+    }
+}
+
+/// Pacemaker is asked to look again, once it is decided where the guest is: otherwise its probes
+/// would not see a guest that is handed over between them.
+struct Refresh {
+    pause: Duration,
+    /// When it is asked next, if at all.
+    next: Option<Instant>,
+    attempts: u32,
+}
+
+impl Refresh {
+    /// After this pause, if at all.
+    fn after(pause: Option<Duration>) -> Self {
+        Self {
+            pause: pause.unwrap_or_default(),
+            next: pause.map(|pause| Instant::now() + pause),
+            attempts: 0,
+        }
+    }
+
+    fn ask_if_due(&mut self, guest: &Guest) {
+        let now = Instant::now();
+        if self.next.is_none_or(|next| now < next) {
+            return;
+        }
+        self.attempts += 1;
+        let is_done = guest.cluster.refresh(&guest.parameters.resource);
+        let again = !is_done && self.attempts < ATTEMPTS;
+        self.next = again.then(|| Instant::now() + self.pause);
+    }
+
+    /// Whether it has been asked, or will not be.
+    fn is_over(&self) -> bool {
+        self.next.is_none()
+    }
 }
 
 /// Resumes the engine of a guest that was handed over, or may have been, if none works on it.
