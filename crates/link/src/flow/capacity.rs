@@ -51,6 +51,10 @@ const QUIET: usize = 32;
 /// The pace is at most this many times the delivered rate: beyond that, growth has no effect.
 const MAX_OVER_DELIVERED: f64 = 2.0;
 
+/// The time in which the rate of the line is forgotten by half: longer than requested pages fill it
+/// without a pause.
+const LINE_HALF_LIFE: f64 = 15.0;
+
 /// The lowest pace, in bytes a second: without sent data nothing can be measured.
 const MIN_PACE: f64 = 100e3;
 
@@ -98,6 +102,9 @@ pub(crate) struct Capacity {
     clear: usize,
     /// There was a queue.
     had_queue: bool,
+    /// The largest rate that was delivered while data was queued, in bytes a second, slowly
+    /// forgotten: what the line carries, also while others fill it.
+    line: f64,
 }
 
 impl Capacity {
@@ -119,6 +126,7 @@ impl Capacity {
             standing: 0,
             clear: 0,
             had_queue: false,
+            line: 0.0,
         };
         capacity.drain_at = capacity.next_draining(now);
         capacity
@@ -154,6 +162,11 @@ impl Capacity {
     /// in seconds.
     pub(crate) fn estimate(&self) -> Option<(f64, f64)> {
         Some((self.pace?.max(self.recent()), self.empty))
+    }
+
+    /// What the line carries, in bytes a second, as far as it was seen.
+    pub(crate) fn line(&self) -> f64 {
+        self.line
     }
 
     /// The largest recent delivery rate, in bytes a second.
@@ -215,6 +228,7 @@ impl Capacity {
             self.draining_from = ended.shortest;
             return;
         }
+        self.line *= (-length.as_secs_f64() / LINE_HALF_LIFE).exp2();
         self.update(bytes / length.as_secs_f64(), ended.shortest);
         if now >= self.drain_at {
             self.draining = true;
@@ -236,6 +250,7 @@ impl Capacity {
         if shortest > self.empty + QUEUE_DELAY.max(self.empty * QUEUE_DELAY_SHARE) {
             self.clear = 0;
             self.had_queue = true;
+            self.line = self.line.max(delivered);
             self.standing += 1;
             // From here on the queue drains. If it does not, the line may carry much less than
             // before: set the pace again when the old intervals are no longer among the recent

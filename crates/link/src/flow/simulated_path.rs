@@ -263,28 +263,49 @@ fn what_the_kernel_may_hold_is_bounded() {
 /// any capacity is left to be found.
 #[test]
 fn what_the_kernel_has_leaves_soon_however_little_capacity_is_found() {
-    let zero = Instant::now();
-    let mut window = Window::new(zero);
-    window.start_postcopy(zero, 1, zero);
-    window.set_guest_waits(true);
-    window.on_sent(200 << 10, zero);
-    let mut received = 0;
+    const GIVEN: u64 = 200 << 10;
+    let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, true);
+    setting.every = 300e-6;
+    setting.run(0.0, 1.0);
+    let zero = setting.zero + Duration::from_secs_f64(setting.now);
+    let Sender { window, .. } = &mut setting.senders[0];
+    window.on_sent(GIVEN, zero);
+    let mut received = window.sent() - GIVEN;
     for step in 0..4_000_u32 {
         // Now and then the queue is empty.
         let round_trip = if step % 20 == 0 { 100e-6 } else { 5e-3 };
         received += 20;
-        let now = zero + Duration::from_micros(500) * step;
-        window.on_sample(received, round_trip, now);
+        window.on_sample(
+            received,
+            round_trip,
+            zero + Duration::from_micros(500) * step,
+        );
     }
     let found = window.capacity.as_ref().and_then(Capacity::pace);
     assert!(found.is_some_and(|pace| pace < 1e6), "{found:?}");
-    let kernel = ((200 << 10) - received) as f64;
     let pace = window.pace().unwrap();
+    let kernel = (window.sent() - received) as f64;
     assert!(kernel / pace <= LONGEST_IN_KERNEL * 1.001, "{pace}");
     // The last of it, too.
-    window.on_sample((200 << 10) - 4096, 5e-3, zero + Duration::from_secs(3));
+    window.on_sample(window.sent() - 4096, 5e-3, zero + Duration::from_secs(3));
     let pace = window.pace().unwrap();
     assert!(4096.0 / pace < LONGEST_IN_KERNEL / 8.0, "{pace}");
+}
+
+/// What the kernel may have takes longer than a queue may last there.
+#[test]
+fn the_queue_of_a_slow_line_is_drained() {
+    for rate in [GBIT / 100.0, GBIT / 50.0, GBIT / 10.0] {
+        for has_waited in [true, false] {
+            let mut setting = Setting::new(Line::new(rate, 0.0, 1e-3), 1, has_waited);
+            setting.every = 300e-6;
+            setting.run(0.0, 4.0);
+            setting.senders[0].window.set_guest_waits(true);
+            let run = setting.run(0.5, 4.0);
+            assert!(run.mean < 10e-3, "{rate:e}, {has_waited}: {run:?}");
+            assert!(run.longest < 100e-3, "{rate:e}, {has_waited}: {run:?}");
+        }
+    }
 }
 
 /// The next requested page may be among the kernel's data.

@@ -53,6 +53,9 @@ const URGENT_RESERVE_SHARE: f64 = 0.25;
 /// hardly any capacity is found for the rest.
 const LONGEST_IN_KERNEL: f64 = 20e-3;
 
+/// … but at most with this share of the line: at its full rate no queue would ever be drained.
+const LEAST_PACE_SHARE: f64 = 0.125;
+
 /// How long a piece may take on the wire, in seconds: while the guest waits for pages, and while it
 /// does not. The latter is about half of what [`MIN_KERNEL_RESERVE`] takes on a line of 1 Gbit/s.
 const PIECE_TIME: (f64, f64) = (66e-6, 1.2e-3);
@@ -149,16 +152,17 @@ impl Window {
         let pace = capacity
             .pace()
             .filter(|_| self.guest_waits || capacity.is_draining())?;
-        Some(pace.max(self.least_pace()))
+        Some(pace.max(self.least_pace(capacity.line())))
     }
 
-    /// The pace at which the kernel sends all it has in [`LONGEST_IN_KERNEL`]. As if it had at
-    /// least what may be there while the guest waits, so that the last bytes are not the slowest.
+    /// The pace at which the kernel sends all it has in [`LONGEST_IN_KERNEL`], if that is a small
+    /// part of the line. As if it had at least what may be there while the guest waits, so that the
+    /// last bytes are not the slowest.
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    fn least_pace(&self) -> f64 {
+    fn least_pace(&self, line: f64) -> f64 {
         let reserve = MIN_KERNEL_RESERVE as f64 * URGENT_RESERVE_SHARE / self.links as f64;
         let kernel = (self.sent - self.received) as f64;
-        kernel.max(reserve) / LONGEST_IN_KERNEL
+        (kernel.max(reserve) / LONGEST_IN_KERNEL).min(line * LEAST_PACE_SHARE)
     }
 
     /// The size of the next piece, in bytes: a power of two of pages.
