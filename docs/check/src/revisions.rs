@@ -34,6 +34,7 @@ const RULE: Rule<'_> = Rule {
         "docs/benchmarks.md",
         "docs/copying-disks.md",
         "docs/dashboard.md",
+        "docs/dirty-rate.md",
         "docs/dirty-logging.md",
         "docs/estimate.md",
         "docs/libvirt.md",
@@ -107,19 +108,21 @@ impl History {
     }
 }
 
-/// The revisions that a line names: after the word *revision*, or *revisions* and further ones
-/// after a comma or *and*.
-fn revisions(line: &str) -> Vec<&str> {
+/// The revisions that a document names, and their lines (from 1): after the word *revision*, or
+/// *revisions* and further ones after *and*, which may be at the end of the line before.
+fn revisions(lines: &[(String, bool)]) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut expected = false;
-    for word in line.split_whitespace() {
-        let plain = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
-        if matches!(plain, "revision" | "revisions") {
-            expected = true;
-        } else if expected && is_revision(plain) {
-            found.push(plain);
-        } else {
-            expected &= plain == "and";
+    for (number, (line, _)) in (1..).zip(lines) {
+        for word in line.split_whitespace() {
+            let plain = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+            if matches!(plain, "revision" | "revisions") {
+                expected = true;
+            } else if expected && is_revision(plain) {
+                found.push((number, plain));
+            } else {
+                expected &= plain == "and";
+            }
         }
     }
     found
@@ -155,24 +158,22 @@ fn check_by(
             continue;
         }
         let exempt = outdated.iter().find(|page| file == Path::new(page));
-        for (at, (line, _)) in lines.iter().enumerate() {
-            for revision in revisions(line) {
-                let what = match history.commits_after(revision)? {
-                    None => format!("revision {revision} is not in the project's history"),
-                    Some(after) if after <= most => continue,
-                    Some(_) if exempt.is_some_and(|page| up_to_date.remove(page)) => continue,
-                    Some(_) if exempt.is_some() => continue,
-                    Some(after) => format!(
-                        "{after} commits of product code came after revision {revision} (at most \
-                         {most}): measure the figures again, or remove them"
-                    ),
-                };
-                findings.push(Finding {
-                    file: file.clone(),
-                    line: at + 1,
-                    what,
-                });
-            }
+        for (line, revision) in revisions(lines) {
+            let what = match history.commits_after(revision)? {
+                None => format!("revision {revision} is not in the project's history"),
+                Some(after) if after <= most => continue,
+                Some(_) if exempt.is_some_and(|page| up_to_date.remove(page)) => continue,
+                Some(_) if exempt.is_some() => continue,
+                Some(after) => format!(
+                    "{after} commits of product code came after revision {revision} (at most \
+                     {most}): measure the figures again, or remove them"
+                ),
+            };
+            findings.push(Finding {
+                file: file.clone(),
+                line,
+                what,
+            });
         }
     }
     findings.extend(up_to_date.into_iter().map(|page| Finding {
@@ -189,14 +190,14 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn revisions_of_a_line_are_found() {
-        assert_eq!(revisions("quiet, revision b87c50ff, five"), ["b87c50ff"]);
+    fn revisions_are_found_also_in_the_next_line() {
+        let text = "quiet, revision b87c50ff, five\nrevisions `ac7ed98` and\n347fbf1,\n\
+                    revision one, and 1234567\na revision\n";
+        let document = Document::parse(Path::new("a.md"), text);
         assert_eq!(
-            revisions("Revisions of it: revisions `ac7ed98` and [347fbf1](x)"),
-            ["ac7ed98"]
+            revisions(&document.lines),
+            [(1, "b87c50ff"), (2, "ac7ed98"), (3, "347fbf1")]
         );
-        assert_eq!(revisions("revision one, and 1234567"), [""; 0]);
-        assert_eq!(revisions("a revision"), [""; 0]);
     }
 
     /// A history of `commits` commits of product code after the first one, whose revision is

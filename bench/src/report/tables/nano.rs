@@ -33,60 +33,55 @@ pub(super) fn nano_scans(group: &[&Row]) -> Table {
 
 /// What a number of tasks does to the counts of faults: KVM has at most 64 outstanding.
 pub(super) fn nano_tasks(rows: &[Row]) -> Option<Table> {
-    let group: Vec<&Row> = rows
-        .iter()
-        .filter(|row| matches!(row.case.workload, Workload::NanoTasks(_)))
-        .collect();
-    let lines: Vec<_> = group
-        .iter()
-        .map(|row| {
-            let mut cells = vec![
-                format!("{} {} {}", row.network, row.workload, name(row)),
-                number(row.scan_ms.map(|ms| ms / 1e3), 2),
-                number(row.scan_pages, 0),
-            ];
-            cells.extend(account(row));
-            cells
-        })
-        .collect();
-    (!lines.is_empty()).then(|| Table {
-        title: "tasks of the nano guest on one processor".to_owned(),
-        words: false,
-        head: [&["line, tasks and system", "s", "pages/s"], &ACCOUNT[..]].concat(),
-        lines,
-    })
+    accounts(
+        rows,
+        |workload| matches!(workload, Workload::NanoTasks(_)),
+        "tasks of the nano guest on one processor".to_owned(),
+        &["line, tasks and system", "s", "pages/s"],
+        |row| vec![number(row.scan_pages, 0)],
+    )
 }
 
 /// Several tasks that read the same pages.
 pub(super) fn nano_walks(rows: &[Row]) -> Option<Table> {
-    let group: Vec<&Row> = rows
-        .iter()
-        .filter(|row| matches!(row.case.workload, Workload::NanoWalk(_)))
-        .collect();
-    let lines: Vec<_> = group
-        .iter()
-        .map(|row| {
-            let [not_present, repeated] = row.guest.kvm;
-            let mut cells = vec![
-                format!("{} {} {}", row.network, row.workload, name(row)),
-                number(row.scan_ms.map(|ms| ms / 1e3), 2),
-                number(not_present, 0),
-                number(repeated, 0),
-            ];
-            cells.extend(account(row));
-            cells
-        })
-        .collect();
-    let head = [
-        "line, processors and system",
-        "s",
-        "KVM: events",
-        "KVM: repeated faults",
-    ];
+    accounts(
+        rows,
+        |workload| matches!(workload, Workload::NanoWalk(_)),
+        Workload::NanoWalk(1).describe(),
+        &[
+            "line, processors and system",
+            "s",
+            "KVM: events",
+            "KVM: repeated faults",
+        ],
+        |row| row.guest.kvm.map(|count| number(count, 0)).into(),
+    )
+}
+
+/// A table of the rows with such a workload: their names and times, `own` cells, and what the guest
+/// counted.
+fn accounts(
+    rows: &[Row],
+    is_wanted: fn(Workload) -> bool,
+    title: String,
+    head: &[&'static str],
+    own: fn(&Row) -> Vec<String>,
+) -> Option<Table> {
+    let cells = |row: &Row| {
+        let mut cells = vec![
+            format!("{} {} {}", row.network, row.workload, name(row)),
+            number(row.scan_ms.map(|ms| ms / 1e3), 2),
+        ];
+        cells.extend(own(row));
+        cells.extend(account(row));
+        cells
+    };
+    let group = rows.iter().filter(|row| is_wanted(row.case.workload));
+    let lines: Vec<_> = group.map(cells).collect();
     (!lines.is_empty()).then(|| Table {
-        title: group[0].case.workload.describe(),
+        title,
         words: false,
-        head: [&head, &ACCOUNT[..]].concat(),
+        head: [head, &ACCOUNT[..]].concat(),
         lines,
     })
 }
