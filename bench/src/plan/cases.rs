@@ -123,13 +123,22 @@ pub(super) fn all() -> Vec<Case> {
     let uncompressed = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, CompressOff));
     add(ONE, Workload::Busy, 5, &uncompressed);
     add(TEN, Workload::Busy, 5, &uncompressed);
-    let hotspot = [Plain, NoHotFirst, NoNearbyFirst, NoReadAhead];
-    add(
-        TEN,
-        Workload::Hotspot,
-        3,
-        &hotspot.map(|variant| (HikkoshiHybrid, variant)),
-    );
+    let policies = [
+        Plain,
+        NoHotFirst,
+        NoNearbyFirst,
+        NoPriority,
+        Links(2),
+        NoReadAhead,
+    ];
+    let hybrid = policies.map(|variant| (HikkoshiHybrid, variant));
+    add(TEN, Workload::Hotspot, 3, &hybrid);
+    // The rest of these are above.
+    add(TEN, Workload::Busy, 3, &hybrid[1..3]);
+    let postcopy = policies.map(|variant| (HikkoshiPostcopy, variant));
+    add(TEN, Workload::Sequential, 3, &postcopy[2..5]);
+    // Beside the same guest without a variant, below.
+    add(TEN, Workload::Debian, 3, &hybrid[1..]);
     let links = [Links(1), Links(2), Links(4)];
     add(
         UNSHAPED,
