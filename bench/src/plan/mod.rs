@@ -193,9 +193,10 @@ mod tests {
         );
         assert_eq!(Variant::Poll.receive_words(), ["--poll"]);
         assert_eq!(Variant::NoDrain.migrate_words(), ["--no-drain"]);
-        assert_eq!(Variant::LogRanges(4).migrate_words(), ["--log-ranges", "4"]);
-        let default = Variant::LogDefault.migrate_words();
-        assert_eq!(default, ["--log-ranges", "default"]);
+        let ranges = Variant::LogRanges(4).migrate_words().join(" ");
+        assert_eq!(ranges, "--compress off --log-ranges 4");
+        let default = Variant::LogDefault.migrate_words().join(" ");
+        assert_eq!(default, "--compress off --log-ranges default");
         assert!(Variant::Tls.is_encrypted() && !Variant::Plain.is_encrypted());
     }
 }

@@ -59,9 +59,11 @@ impl Variant {
             Self::CompressOff => &["--compress", "off"],
             Self::NoDrain => &["--no-drain"],
             Self::LogRanges(ranges) => {
-                return vec!["--log-ranges".to_owned(), ranges.to_string()];
+                // Compressed, a page would take less of the line than `Written` assumes.
+                let words = format!("--compress off --log-ranges {ranges}");
+                return words.split(' ').map(str::to_owned).collect();
             }
-            Self::LogDefault => &["--log-ranges", "default"],
+            Self::LogDefault => &["--compress", "off", "--log-ranges", "default"],
         };
         words.iter().map(|&word| word.to_owned()).collect()
     }
