@@ -377,7 +377,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	HIKKOSHI_QEMU_VERSIONS=all cargo test --locked --package hikkoshi-qemu --test qemu -- --include-ignored --test-threads=1
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: memory::returned:: memory::swapped:: memory::transparent_huge_pages:: modes::monitor_reads:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests:: log_ranges:: network::passt:: untested_qemu::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: memory::auxiliary:: memory::disk_files:: memory::layouts:: memory::returned:: memory::swapped:: memory::transparent_huge_pages:: modes::monitor_reads:: network::frames:: network::guests:: every_mode:: qemu_versions:: urgent_pages:: clocks::linux_guests:: network::passt:: untested_qemu::
 	@cat $(BUILD)/matrix.md
 
 # Emulated machines: minutes for each kernel.

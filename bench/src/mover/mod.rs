@@ -28,16 +28,13 @@ pub(crate) fn migrate(
     program: &Path,
     args: &Args,
 ) -> Result<MoveOutcome, BenchError> {
-    // A guest that writes faster than it should, because the machine is busy, does not converge.
-    let endless = matches!(case.workload, Workload::Endless | Workload::Written(_));
+    let endless = case.workload == Workload::Endless;
     let give_up = endless.then(|| args.give_up());
     match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
         (Some(mode), _) => {
             let delay = BACKGROUND_DELAY_MS.to_string();
-            let more: &[&str] = match (case.workload, case.system) {
-                // In one round there is no page that is sent again.
-                (Workload::Written(_), System::HikkoshiHybrid) => &["--rounds", "3"],
-                (Workload::NanoWebRequests, _) => &["--background-delay", &delay],
+            let more: &[&str] = match case.workload {
+                Workload::NanoWebRequests => &["--background-delay", &delay],
                 _ => &[],
             };
             HikkoshiMigration::start(testbed, program, mode, case.variant, args, more)?

@@ -5,7 +5,6 @@ use super::network::NetworkKind;
 use super::system::System;
 use super::variant::Variant;
 use super::workload::Workload;
-use super::written::Written;
 
 /// Every case; cases that are compared with one another are adjacent.
 pub(super) fn all() -> Vec<Case> {
@@ -219,7 +218,6 @@ pub(super) fn all() -> Vec<Case> {
         &servers.map(|system| (system, Plain)),
     );
     cases.extend(nano());
-    cases.extend(log_ranges());
     cases
 }
 
@@ -283,35 +281,6 @@ fn nano() -> Vec<Case> {
         }
     }
     cases
-}
-
-/// The dirty log in different ranges.
-fn log_ranges() -> Vec<Case> {
-    use System::{HikkoshiHybrid, HikkoshiPrecopy};
-    use Variant::{LogDefault, LogRanges};
-
-    let precopy = Written::ALL.map(|written| (HikkoshiPrecopy, written));
-    let all = precopy
-        .into_iter()
-        .chain([(HikkoshiHybrid, Written::HYBRID)]);
-    let variants = [
-        LogRanges(1),
-        LogRanges(4),
-        LogRanges(16),
-        LogRanges(64),
-        LogDefault,
-    ];
-    all.flat_map(|(system, written)| {
-        variants.map(|variant| Case {
-            network: NetworkKind::Gbit(1),
-            workload: Workload::Written(written),
-            system,
-            variant,
-            async_faults: true,
-            rounds: 3,
-        })
-    })
-    .collect()
 }
 
 pub(super) fn is_quick(case: &Case) -> bool {

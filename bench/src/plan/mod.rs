@@ -6,7 +6,6 @@ mod network;
 mod system;
 mod variant;
 mod workload;
-mod written;
 
 pub(crate) use case::Case;
 pub(crate) use network::NetworkKind;
@@ -16,7 +15,6 @@ pub(crate) use workload::{
     BACKGROUND_DELAY_MS, CLIENTS_PORT, DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US,
     WEB_FILE_BYTES, WEB_FILES, WORKING_SET_MIB, Workload,
 };
-pub(crate) use written::DEFAULT_RANGES;
 
 use cases::{all, is_quick};
 
@@ -193,10 +191,6 @@ mod tests {
         );
         assert_eq!(Variant::Poll.receive_words(), ["--poll"]);
         assert_eq!(Variant::NoDrain.migrate_words(), ["--no-drain"]);
-        let ranges = Variant::LogRanges(4).migrate_words().join(" ");
-        assert_eq!(ranges, "--compress off --log-ranges 4");
-        let default = Variant::LogDefault.migrate_words().join(" ");
-        assert_eq!(default, "--compress off --log-ranges default");
         assert!(Variant::Tls.is_encrypted() && !Variant::Plain.is_encrypted());
     }
 }

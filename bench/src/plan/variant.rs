@@ -32,10 +32,6 @@ pub(crate) enum Variant {
     NoDrain,
     /// Sends no pages around a requested page, and logs the times of each request.
     Traced,
-    /// Takes the dirty log in this many ranges, and counts stale pages.
-    LogRanges(u32),
-    /// Takes the dirty log as without a variant, and counts stale pages.
-    LogDefault,
 }
 
 impl Variant {
@@ -58,12 +54,6 @@ impl Variant {
             Self::NoPriority => &["--no-priority"],
             Self::CompressOff => &["--compress", "off"],
             Self::NoDrain => &["--no-drain"],
-            Self::LogRanges(ranges) => {
-                // Compressed, a page would take less of the line than `Written` assumes.
-                let words = format!("--compress off --log-ranges {ranges}");
-                return words.split(' ').map(str::to_owned).collect();
-            }
-            Self::LogDefault => &["--compress", "off", "--log-ranges", "default"],
         };
         words.iter().map(|&word| word.to_owned()).collect()
     }
@@ -100,8 +90,6 @@ impl fmt::Display for Variant {
             Self::CompressOff => f.write_str("compress-off"),
             Self::NoDrain => f.write_str("no-drain"),
             Self::Traced => f.write_str("traced"),
-            Self::LogRanges(ranges) => write!(f, "log-{ranges}"),
-            Self::LogDefault => f.write_str("log-default"),
         }
     }
 }

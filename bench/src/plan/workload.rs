@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 use super::network::NetworkKind;
-use super::written::{WRITTEN_RAM_MIB, Written};
 
 /// The guest's memory, MiB.
 pub(crate) const RAM_MIB: u64 = 1024;
@@ -139,8 +138,6 @@ pub(crate) enum Workload {
     NanoWeb,
     /// The same; no background pages are sent in the first seconds at the destination.
     NanoWebRequests,
-    /// Writes pages at a rate, moved with the dirty log taken in different ranges.
-    Written(Written),
 }
 
 /// How a case is measured.
@@ -221,7 +218,6 @@ impl Workload {
                 Self::NanoTimeline => GuestWorkload::scan(NANO_TIMELINE_MIB)
                     .threads(SCAN_THREADS)
                     .option("fault_times", NANO_FAULT_TIMES),
-                Self::Written(written) => written.guest_workload(),
                 Self::NanoWalk(_) => GuestWorkload::walk(NANO_TASKS_MIB).threads(SCAN_THREADS),
                 Self::NanoTasks(tasks) => GuestWorkload::scan(NANO_TASKS_MIB).threads(tasks),
             };
@@ -269,7 +265,6 @@ impl Workload {
                 | Self::NanoTimeline
                 | Self::NanoWeb
                 | Self::NanoWebRequests
-                | Self::Written(Written { nano: true, .. })
         )
     }
 
@@ -297,7 +292,6 @@ impl Workload {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
             Self::Disk20Long => Ram::new(RamBackend::Default, LONG_RAM_MIB),
-            Self::Written(_) => Ram::shared(WRITTEN_RAM_MIB),
             Self::Scale | Self::ScaleBusy => Ram::new(RamBackend::Default, SCALE_RAM_MIB),
             Self::Grow(gib) => Ram::new(RamBackend::Default, gib * 1024),
             Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
@@ -337,7 +331,6 @@ impl Workload {
             Self::NanoTimeline => "nano-timeline",
             Self::NanoWeb => "nano-web",
             Self::NanoWebRequests => "nano-web-requests",
-            Self::Written(written) => written.name(),
         }
     }
 
@@ -411,7 +404,6 @@ impl Workload {
             Self::NanoTasks(tasks) => format!(
                 "nano-{tasks}-tasks: under KVM, {tasks} tasks read {NANO_TASKS_MIB} MiB, no background"
             ),
-            Self::Written(written) => written.to_string(),
         }
     }
 }

@@ -44,10 +44,6 @@ pub(super) struct Row {
     pub memory_mib: [Option<f64>; 2],
     /// The steps of the switchover at the source, and when each was done, ms after the pause.
     pub switchover: Vec<(String, f64)>,
-    /// Pages sent with their content in pre-copy rounds.
-    pub pages_sent: Option<f64>,
-    /// Those that were dirty again when they were sent.
-    pub stale_pages: Option<f64>,
     /// Slow accesses from the switchover to the last page.
     pub faults: Option<f64>,
     /// Their mean, µs.
@@ -196,8 +192,6 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         rounds: of(&|run| run.rounds.map(|rounds| rounds as f64)),
         memory_mib: [0, 1].map(|side| of(&|run| Some(run.report.hikkoshi()?.memory_mib[side]))),
         switchover: steps(&good),
-        pages_sent: of(&|run| Some(run.report.account()?.pages.precopy as f64)),
-        stale_pages: of(&|run| Some(run.report.account()?.stale_pages? as f64)),
         faults: accesses(&|a| Some(a.slow as f64)),
         fault_us: accesses(&|a| Some(a.slow_mean_us)),
         fault_p50_us: of(&|run| run.slow.as_ref()?.p50_us),

@@ -67,11 +67,6 @@ pub struct Account {
     /// Bytes of the disks' connections, from the source to the destination. `None`: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
-    /// At the source, with `SourceOptions::log_ranges`: pages that were dirty again when they were
-    /// sent in a pre-copy round, and so were sent once more only because the log had been taken too
-    /// early. Those of the last round are not counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stale_pages: Option<u64>,
     /// Drains of the guest's devices, where it needed them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drains: Option<Drains>,
@@ -121,7 +116,6 @@ impl Account {
             outages: Vec::new(),
             disks: Vec::new(),
             disk_bytes: None,
-            stale_pages: None,
             drains: None,
             frames: None,
             requests: RequestStatistics::default(),

@@ -105,7 +105,7 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    BandwidthTooLow, Comparison, ControlRefused, Convergence, LimitChange, LogRanges, MAX_DOWNTIME,
+    BandwidthTooLow, Comparison, ControlRefused, Convergence, LimitChange, MAX_DOWNTIME,
     MigrateControl, MigrateError, MigrationLimits, NotConverging, ProbeOptions, ProbedLine,
     ReadAhead, SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
     resume_migrate,

@@ -2,7 +2,6 @@
 
 use super::axis::{Axis, Scale};
 use super::chart::{Chart, Panel, Points, Style};
-use super::log_ranges::log_ranges;
 use super::nano::{nano_scans, nano_walks};
 use crate::host_info::HostInfo;
 use crate::plan::{Case, NetworkKind, Variant, Workload};
@@ -43,7 +42,6 @@ pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
             );
         }
     }
-    charts.extend(log_ranges(&good).map(|c| ("log-ranges.svg".to_owned(), c)));
     for (_, chart) in &mut charts {
         chart.subtitle = host.in_two_lines();
     }

@@ -3,7 +3,6 @@
 mod axis;
 mod chart;
 mod figures;
-mod log_ranges;
 mod nano;
 mod timeline;
 

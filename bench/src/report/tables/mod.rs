@@ -2,14 +2,12 @@
 
 mod growth;
 mod labels;
-mod log_ranges;
 mod moves;
 mod nano;
 mod others;
 mod policies;
 
 use self::growth::growth;
-use self::log_ranges::log_ranges;
 use self::moves::moves;
 use self::nano::{nano_scans, nano_tasks, nano_walks, timelines};
 use self::others::{clients, disks, fills, scans, web};
@@ -42,8 +40,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
             | Workload::Grow(_)
             | Workload::NanoTasks(_)
             | Workload::NanoWalk(_)
-            | Workload::NanoTimeline
-            | Workload::Written(_) => {}
+            | Workload::NanoTimeline => {}
             Workload::NanoScan => tables.push(nano_scans(group)),
             load if load.kind() == Kind::Scan => tables.push(scans(group)),
             load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
@@ -60,7 +57,6 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     tables.extend(nano_tasks(&rows));
     tables.extend(nano_walks(&rows));
     tables.extend(timelines(runs));
-    tables.extend(log_ranges(&rows));
     tables
 }
 
@@ -139,34 +135,6 @@ mod tests {
         let text = tables[0].text();
         assert!(text.contains("hikkoshi-precopy/no-drain"), "{text}");
         assert!(text.contains(" 19.5 ") && text.contains(" 192 "), "{text}");
-    }
-
-    #[test]
-    fn pages_are_compared_with_those_of_a_log_taken_as_a_whole() {
-        let written = crate::plan::Plan::new(&crate::args::Args::parse_from([
-            "bench", "--only", "ranges",
-        ]));
-        let runs: Vec<_> = written
-            .unwrap()
-            .cases
-            .iter()
-            .take(2)
-            .zip([(2000, 300), (1500, 60)])
-            .map(|(case, (sent, stale))| {
-                let mut run = Run::new(case, 0);
-                run.rounds = Some(5);
-                run.report = test_report(|account| {
-                    account.pages.precopy = sent;
-                    account.stale_pages = Some(stale);
-                });
-                run
-            })
-            .collect();
-        let tables = tables(&runs);
-        assert_eq!(tables.len(), 1, "it is neither a move nor a policy");
-        let line = &tables[0].lines[1];
-        assert_eq!(line[0], "Linux, TCG, at random, 0.5");
-        assert_eq!(line[1..7], ["pre-copy", "4", "5", "1500", "0.75x", "60"]);
     }
 
     #[test]

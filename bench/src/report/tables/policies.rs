@@ -11,7 +11,6 @@ pub(super) fn policies(group: &[&Row]) -> Option<Table> {
         let load = row.case.workload;
         load.kind() == Kind::Move
             && load != Workload::Fill
-            && !matches!(load, Workload::Written(_))
             && load.disk_bytes_per_second().is_none()
     };
     let variants: Vec<_> = group

@@ -20,8 +20,6 @@ pub struct Counters {
     pub zero: AtomicU64,
     /// Pages that were sent more than once (source).
     pub repeats: RepeatCounters,
-    /// See [`Account::stale_pages`](crate::report::Account::stale_pages).
-    pub stale: AtomicU64,
     /// See [`Pages::urgent`].
     pub urgent: AtomicU64,
     /// See [`Pages::background`].
@@ -121,11 +119,6 @@ impl Counters {
             zstd: of(CompressionMethod::Zstd),
         };
         (compression != Compression::default()).then_some(compression)
-    }
-
-    /// Stale pages.
-    pub fn stale(&self) -> u64 {
-        self.stale.load(Relaxed)
     }
 
     /// Requests for which nothing was left to send.

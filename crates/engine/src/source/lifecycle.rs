@@ -140,7 +140,6 @@ pub(crate) fn with_context(
                 downtime_ms: history.downtime.map(millis),
                 likely_downtime_ms: history.likely_downtime.map(millis),
                 rounds,
-                stale_pages: shared.options.log_ranges.map(|_| shared.counters.stale()),
                 disks: shared.live.disks(),
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {

@@ -45,6 +45,6 @@ pub use error::{MigrateError, SourceFailure};
 pub use give_up::give_up_migrate;
 pub use least_bandwidth::BandwidthTooLow;
 pub use migrate::migrate;
-pub use options::{LogRanges, ReadAhead, SourceOptions, WhenStalled};
+pub use options::{ReadAhead, SourceOptions, WhenStalled};
 pub use probe::{ProbeOptions, ProbedLine, probe};
 pub use resume_migration::resume_migrate;

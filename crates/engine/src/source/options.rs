@@ -1,6 +1,5 @@
 //! The options of a migration at the source.
 
-use std::num::NonZero;
 use std::time::Duration;
 
 use hikkoshi_wire::Mode;
@@ -34,16 +33,6 @@ pub enum ReadAhead {
     Adaptive,
 }
 
-/// In which ranges pre-copy takes the dirty log. For measurements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogRanges {
-    /// As without the option: 2 MiB, or as many as are sent between two drains.
-    Default,
-    /// So many ranges of the guest's memory. The log of the next one is taken when the pages of the
-    /// one before have been sent. 1 is the whole log.
-    Number(NonZero<u32>),
-}
-
 /// How to move a guest.
 #[derive(Debug, Clone)]
 pub struct SourceOptions {
@@ -72,10 +61,6 @@ pub struct SourceOptions {
     /// a guest that needs it. Off only for tests and for measuring what it costs:
     /// without it, memory that disks write is lost.
     pub drain: bool,
-    /// For measurements: in which ranges pre-copy takes the dirty log. If it is given, stale pages
-    /// are counted ([`Account::stale_pages`](crate::report::Account::stale_pages)), which takes a
-    /// system call for each run of pages. To be deleted after the published experiments.
-    pub log_ranges: Option<LogRanges>,
     /// Whether frames that arrive for the guest while it is paused are sent to the
     /// destination.
     pub keep_frames: bool,
@@ -125,7 +110,6 @@ impl Default for SourceOptions {
             allow_cpu_mismatch: false,
             links: default_links(),
             drain: true,
-            log_ranges: None,
             keep_frames: true,
             background_delay: Duration::ZERO,
             read_ahead: ReadAhead::Adaptive,

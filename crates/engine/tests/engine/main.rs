@@ -22,7 +22,6 @@ mod heap;
 mod interruption;
 mod left_to_do;
 mod live_state;
-mod log_ranges;
 mod machine;
 mod memory;
 mod message_policy;

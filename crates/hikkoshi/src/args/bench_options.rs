@@ -1,7 +1,6 @@
 //! Options of `migrate` that only benchmarks and tests need.
 
 use clap::Args;
-use hikkoshi_engine::LogRanges;
 
 /// What a measurement switches off, or does in another way.
 #[derive(Debug, Clone, Default, Args)]
@@ -30,20 +29,4 @@ pub(crate) struct BenchOptions {
     /// Do not drain the guest's disks in pre-copy rounds. LOSES MEMORY of guests with direct I/O
     #[arg(long, hide = true)]
     pub no_drain: bool,
-
-    /// Take the dirty log in N ranges of the guest's memory (1: as a whole), or as by default, and
-    /// count stale pages
-    // To be deleted after the published experiments, with all that it sets.
-    #[arg(long, value_name = "N|default", value_parser = parse_log_ranges, hide = true)]
-    pub log_ranges: Option<LogRanges>,
-}
-
-fn parse_log_ranges(text: &str) -> Result<LogRanges, String> {
-    match text {
-        "default" => Ok(LogRanges::Default),
-        number => number
-            .parse()
-            .map(LogRanges::Number)
-            .map_err(|_| format!("'{text}' must be default, or a number of ranges from 1 on")),
-    }
 }

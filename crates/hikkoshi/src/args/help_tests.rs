@@ -190,7 +190,6 @@ fn options_for_benchmarks_and_tests_are_hidden() {
         hidden("migrate"),
         [
             "background-delay",
-            "log-ranges",
             "no-drain",
             "no-hot-first",
             "no-in-flight-limit",

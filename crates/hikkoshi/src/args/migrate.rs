@@ -226,7 +226,6 @@ impl Migrate {
             max_rounds: precopy.max_rounds,
             allow_cpu_mismatch: self.allow_cpu_mismatch,
             drain: !bench.no_drain,
-            log_ranges: bench.log_ranges,
             keep_frames: !self.no_keep_frames,
             background_delay: Duration::from_millis(bench.background_delay.unwrap_or(0)),
             hot_first: !bench.no_hot_first,
@@ -244,8 +243,7 @@ mod tests {
     use super::*;
     use crate::args::{Args as CommandLine, Command};
     use clap::Parser;
-    use hikkoshi_engine::{LogRanges, Priority, RetryFor};
-    use std::num::NonZero;
+    use hikkoshi_engine::{Priority, RetryFor};
 
     fn try_migrate(words: &str) -> Result<Migrate, clap::Error> {
         let all = ["hikkoshi", "migrate"].into_iter();
@@ -414,7 +412,7 @@ mod tests {
         };
         let options = parse(
             "--links=16 --read-ahead=off --no-hot-first --no-nearby-first --no-in-flight-limit \
-             --background-delay=1500 --poll --no-priority --no-drain --log-ranges=4",
+             --background-delay=1500 --poll --no-priority --no-drain",
         )
         .unwrap();
         assert_eq!(options.links, 16);
@@ -423,11 +421,6 @@ mod tests {
             !options.hot_first && !options.nearby_first && !options.limit_in_flight && options.poll
         );
         assert!(!options.drain);
-        let four = NonZero::new(4).map(LogRanges::Number);
-        assert_eq!(options.log_ranges, four);
-        let default = parse("--log-ranges=default").unwrap().log_ranges;
-        assert_eq!(default, Some(LogRanges::Default));
-        assert_eq!(parse("").unwrap().log_ranges, None);
         assert_eq!(options.background_delay, Duration::from_millis(1500));
         assert_eq!(options.priority, Priority::OFF);
         assert_eq!(parse("--max-rounds=none").unwrap().max_rounds, u32::MAX);
@@ -438,8 +431,6 @@ mod tests {
             "--links=17",
             "--read-ahead=257",
             "--read-ahead=-1",
-            "--log-ranges=0",
-            "--log-ranges=all",
             "--max-rounds=0",
             "--max-downtime=0",
             "--max-downtime=600001",

@@ -157,6 +157,5 @@ fn account(rounds: u32, downtime_ms: f64, likely_downtime_ms: f64) -> Box<Statis
     account.rounds = rounds;
     account.downtime_ms = Some(downtime_ms);
     account.likely_downtime_ms = Some(likely_downtime_ms);
-    account.stale_pages = None;
     result
 }

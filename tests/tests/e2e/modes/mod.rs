@@ -6,7 +6,6 @@ mod debian;
 mod every_mode;
 mod kvm;
 mod limits;
-mod log_ranges;
 mod matrix;
 mod monitor_reads;
 mod named_downtime;

@@ -43,7 +43,7 @@ hikkoshi.views.repeats = (() => {
       this.element.hidden = !state;
       if (this.element.hidden) return;
       const { repeats } = state;
-      const rows = repeats ? kinds(repeats, state, source.data) : [];
+      const rows = repeats ? kinds(repeats, state) : [];
       this.kinds.element.hidden = rows.length === 0;
       this.kinds.update(rows);
       const none = repeats
@@ -74,16 +74,13 @@ hikkoshi.views.repeats = (() => {
     }
   }
 
-  const kinds = (repeats, state, { end }) => {
+  const kinds = (repeats, state) => {
     const { precopy, urgent, background } = state.bytes;
     const sent = Math.max(precopy + urgent + background, 1);
-    const rows = REASONS.filter(([name]) => repeats[name].pages > 0).map(([name, why]) => {
+    return REASONS.filter(([name]) => repeats[name].pages > 0).map(([name, why]) => {
       const { pages, bytes } = repeats[name];
       return [why, format.count(pages), format.bytes(bytes), format.share(bytes / sent)];
     });
-    const early = end?.account?.stale_pages ?? 0;
-    if (early > 0) rows.push(["Of those, dirty again already when they were sent", format.count(early), "", ""]);
-    return rows;
   };
 
   return Repeats;

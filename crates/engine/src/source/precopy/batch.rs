@@ -15,8 +15,6 @@ pub(crate) struct Batch {
     work: Work,
     /// Whether it is the last one of its round.
     last: bool,
-    /// The log in which pages are looked up that are sent, to count stale ones.
-    stale: Option<Arc<RangeLog>>,
     /// The number of the next item.
     cursor: AtomicU64,
     failed: AtomicBool,
@@ -55,8 +53,7 @@ pub(crate) enum Work {
 impl Batch {
     /// A batch that is a whole round.
     pub(crate) fn round(log: Arc<RangeLog>, first: bool) -> Self {
-        let counted = Arc::clone(&log);
-        Self::new(Work::Log { log, first }, true).counting_stale(&counted)
+        Self::new(Work::Log { log, first }, true)
     }
 
     /// A part of a round; `last` if no other part follows.
@@ -64,17 +61,10 @@ impl Batch {
         Self::new(Work::Taken(chunks), last)
     }
 
-    /// This batch; pages of it that are stale when they are sent are counted, if `log` counts them.
-    pub(crate) fn counting_stale(mut self, log: &Arc<RangeLog>) -> Self {
-        self.stale = log.counts_stale().then(|| Arc::clone(log));
-        self
-    }
-
     fn new(work: Work, last: bool) -> Self {
         Self {
             work,
             last,
-            stale: None,
             cursor: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -92,11 +82,6 @@ impl Batch {
     /// What the batch consists of.
     pub(crate) fn work(&self) -> &Work {
         &self.work
-    }
-
-    /// The log, if stale pages are counted.
-    pub(crate) fn stale_log(&self) -> Option<&RangeLog> {
-        self.stale.as_deref()
     }
 
     /// Whether it is the last one of its round.

@@ -101,9 +101,6 @@ impl ChunkSender {
                 batch.leave(part);
                 continue;
             }
-            if let Some(log) = batch.stale_log() {
-                Counters::add(&self.shared.counters.stale, log.whole().count(part)?);
-            }
             self.send_run(part)?;
         }
         Ok(())

@@ -24,7 +24,6 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use crate::guest::SourceGuest;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::options::LogRanges;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
 use crate::source::precopy::lists::lists;
@@ -105,9 +104,7 @@ impl DrainedRounds {
         loop {
             self.shared.check()?;
             let ends_early = self.shared.control.ends_precopy();
-            if (ends_early || self.in_turn())
-                && let Some(before) = sending.take()
-            {
+            if ends_early && let Some(before) = sending.take() {
                 left.extend(self.finish(workers, before)?);
             }
             if ends_early {
@@ -122,7 +119,7 @@ impl DrainedRounds {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Batch::taken(chunks, last).counting_stale(&self.log);
+            let batch = Batch::taken(chunks, last);
             let batch = Arc::new(batch.until(&self.shared.control));
             workers.begin(&batch)?;
             let started = Sending {
@@ -149,12 +146,6 @@ impl DrainedRounds {
         }
     }
 
-    /// Whether a batch is one range, for measurements. Then its log is taken when the batch before
-    /// it has been sent.
-    fn in_turn(&self) -> bool {
-        matches!(self.shared.options.log_ranges, Some(LogRanges::Number(_)))
-    }
-
     /// Takes the log of ranges from number `next` on, until there are enough pages
     /// for a batch. Returns the pages, their number, and whether this was the last
     /// range.
@@ -165,7 +156,7 @@ impl DrainedRounds {
     ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
         let end = self.log.ranges();
         let (mut batch, mut pages) = (Vec::new(), 0);
-        let enough = if self.in_turn() { 1 } else { self.size.pages() };
+        let enough = self.size.pages();
         while *next < end && pages < enough {
             let mut runs = Vec::new();
             self.collector.collect(&self.log, first, *next, &mut runs)?;

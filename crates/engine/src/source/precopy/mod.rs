@@ -13,7 +13,6 @@ mod dirty_estimate;
 mod drained_rounds;
 mod lists;
 mod range_log;
-mod ranges_in_turn;
 mod round_rest;
 pub(crate) mod workers;
 
@@ -29,12 +28,11 @@ use crate::source::context::MigrationContext;
 use crate::source::convergence::{Convergence, PrecopyResult};
 use crate::source::disks;
 use crate::source::error::SourceFailure;
-use crate::source::options::{LogRanges, SourceOptions, WhenStalled};
+use crate::source::options::{SourceOptions, WhenStalled};
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::drained_rounds::DrainedRounds;
 use crate::source::precopy::lists::lists;
 use crate::source::precopy::range_log::RangeLog;
-use crate::source::precopy::ranges_in_turn::RangesInTurn;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::read_log::{join, peek_log, take_log};
 use crate::source::unsent::UnsentPages;
@@ -82,12 +80,7 @@ impl Precopy {
     ) -> Self {
         Self {
             shared: shared.clone(),
-            log: Arc::new(RangeLog::new(
-                log,
-                begun,
-                shared.ram.layout(),
-                shared.options.log_ranges,
-            )),
+            log: Arc::new(RangeLog::new(log, begun, shared.ram.layout())),
             workers,
             unsent: Arc::clone(unsent),
             rounds: 0,
@@ -108,8 +101,6 @@ impl Precopy {
         options: &SourceOptions,
     ) -> Result<PrecopyResult, SourceFailure> {
         let mut drained = self.drained_rounds(guest, options);
-        let mut in_turn = matches!(options.log_ranges, Some(LogRanges::Number(_)))
-            .then(|| RangesInTurn::new(&self.shared, &self.log, &self.unsent));
         for round in self.rounds.saturating_add(1).. {
             let expected = self.dirty;
             self.shared.progress.begin(Phase::Precopy, round, expected);
@@ -119,10 +110,9 @@ impl Precopy {
             let begun = Instant::now();
             let sent = self.sent();
             let first = round == 1;
-            let rest = match (&mut drained, &mut in_turn) {
-                (Some(drained), _) => drained.round(&self.workers, guest, first)?,
-                (None, Some(in_turn)) => in_turn.round(&self.workers, first)?,
-                (None, None) => self.round(first)?,
+            let rest = match &mut drained {
+                Some(drained) => drained.round(&self.workers, guest, first)?,
+                None => self.round(first)?,
             };
             self.rest = rest.of_round(first);
             self.convergence

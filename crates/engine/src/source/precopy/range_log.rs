@@ -7,7 +7,6 @@ use hikkoshi_dirty::{DirtyError, DirtyLog};
 use hikkoshi_pages::{PageRange, RamLayout};
 
 use crate::source::chunks::{self, CHUNK, chunk};
-use crate::source::options::LogRanges;
 use crate::source::precopy::dirty_estimate::DirtyEstimate;
 
 /// The dirty log, and an estimate of the pages that are in it. Shared by all threads that take it.
@@ -15,9 +14,6 @@ use crate::source::precopy::dirty_estimate::DirtyEstimate;
 pub(crate) struct RangeLog {
     log: Arc<dyn DirtyLog>,
     layout: RamLayout,
-    /// Pages in a range.
-    size: u64,
-    counts_stale: bool,
     /// How long it took to start the log: it records writes to some pages for longer than others.
     starting: Duration,
     started: Instant,
@@ -26,23 +22,11 @@ pub(crate) struct RangeLog {
 
 impl RangeLog {
     /// For a log that was just started; `begun` is a time before that.
-    pub(crate) fn new(
-        log: Arc<dyn DirtyLog>,
-        begun: Instant,
-        layout: &RamLayout,
-        ranges: Option<LogRanges>,
-    ) -> Self {
-        let size = match ranges {
-            Some(LogRanges::Number(ranges)) => layout.pages().div_ceil(ranges.get().into()),
-            Some(LogRanges::Default) | None => CHUNK,
-        };
-        let size = size.max(1);
-        let number = usize::try_from(chunks::count(layout, size)).unwrap_or(usize::MAX);
+    pub(crate) fn new(log: Arc<dyn DirtyLog>, begun: Instant, layout: &RamLayout) -> Self {
+        let number = usize::try_from(chunks::count(layout, CHUNK)).unwrap_or(usize::MAX);
         Self {
             log,
             layout: layout.clone(),
-            size,
-            counts_stale: ranges.is_some(),
             starting: begun.elapsed(),
             started: Instant::now(),
             estimate: Mutex::new(DirtyEstimate::new(number)),
@@ -54,14 +38,9 @@ impl RangeLog {
         &*self.log
     }
 
-    /// Whether pages are looked up in the log again when they are sent.
-    pub(crate) fn counts_stale(&self) -> bool {
-        self.counts_stale
-    }
-
     /// The range with this number, from 0 on; `None` beyond the last one. May be empty.
     pub(crate) fn range(&self, number: u64) -> Option<PageRange> {
-        chunk(&self.layout, self.size, number)
+        chunk(&self.layout, CHUNK, number)
     }
 
     /// All memory from the range with this number on.
@@ -73,7 +52,7 @@ impl RangeLog {
 
     /// The number of ranges.
     pub(crate) fn ranges(&self) -> u64 {
-        chunks::count(&self.layout, self.size)
+        chunks::count(&self.layout, CHUNK)
     }
 
     /// Whether the first round finds only pages that were written: see
