@@ -18,15 +18,16 @@ until [[ -n $pid ]]; do
     sleep 0.2
     pid=$(pgrep -f -o -- 'qemu-system-x86_64 .*-name destination ') || true
 done
-# QEMU maps its RAM right after it starts.
-range=
-until [[ -n $range ]]; do
+# QEMU maps its RAM right after it starts: its largest mapping, of 1 GiB or more.
+start=0 end=0
+until ((end - start >= 1 << 30)); do
     sleep 0.2
-    range=$(awk '/destination-ram/ { split($1, ends, "-"); print ends[1], ends[2]; exit }' "/proc/$pid/maps")
+    while IFS='- ' read -r from to _; do
+        ((16#$to - 16#$from <= end - start)) || { start=$((16#$from)) end=$((16#$to)); }
+    done <"/proc/$pid/maps"
 done
-read -r start end <<<"$range"
 
-"$bpftrace" "$here/userfaults.bt" "$pid" "$((16#$start))" "$((16#$end))" &
+"$bpftrace" "$here/userfaults.bt" "$pid" "$start" "$end" &
 tracer=$!
 while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
 kill -INT "$tracer"

@@ -18,7 +18,7 @@ use hikkoshi_lab::QemuMigration;
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{BACKGROUND_DELAY_MS, Case, System, Workload};
+use crate::plan::{BACKGROUND_DELAY_MS, Case, Workload};
 use crate::testbed::Testbed;
 
 /// Moves the guest from its source to its destination with the case's system.

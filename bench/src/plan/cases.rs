@@ -131,7 +131,9 @@ pub(super) fn all() -> Vec<Case> {
         NoReadAhead,
     ];
     let hybrid = policies.map(|variant| (HikkoshiHybrid, variant));
-    add(TEN, Workload::Hotspot, 3, &hybrid);
+    for network in [TEN, ONE] {
+        add(network, Workload::Hotspot, 3, &hybrid);
+    }
     // The rest of these are above.
     add(TEN, Workload::Busy, 3, &hybrid[1..3]);
     let postcopy = policies.map(|variant| (HikkoshiPostcopy, variant));

@@ -66,7 +66,6 @@ mod tests {
     use crate::meter::DiskOutcome;
     use crate::plan::{System, Variant};
     use crate::record::{test_report, test_run as run};
-    use clap::Parser;
     use hikkoshi_account::SwitchoverStep;
 
     fn text(runs: &[Run]) -> String {
