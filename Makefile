@@ -331,6 +331,15 @@ test-cluster: guest-images ## guests of a Pacemaker cluster: the resource agent 
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- agent:: --include-ignored
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test cluster -- --include-ignored --test-threads=1
 
+# RELEASE: a tag or a revision; without it the newest tag before this one.
+.PHONY: test-release-before
+test-release-before: guest ## moves between this program and that of the release before, and resuming what that one has begun
+	cargo build --locked --release --package hikkoshi
+	@program=$$(.ci/release-before.sh $(RELEASE)); status=$$?; \
+	if [ $$status = 3 ]; then echo "SKIPPED: there is no release before this one"; exit; fi; \
+	[ $$status = 0 ] && CI=true HIKKOSHI_RELEASE_BEFORE=$$program \
+	    cargo test --locked --package hikkoshi-tests --test e2e -- release_before:: --ignored
+
 # One evacuation is part of `make test`.
 .PHONY: test-evacuate
 test-evacuate: guest-images ## `hikkoshi evacuate`: destinations and lines lost, Ctrl-C, guests that are refused, continued

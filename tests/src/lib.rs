@@ -58,7 +58,7 @@ mod programs;
 pub use hikkoshi_lab::CertificateAuthority;
 
 pub use environment::eventually::eventually;
-pub use environment::executable::{copy_hikkoshi, hikkoshi, write_script};
+pub use environment::executable::{copy_hikkoshi, hikkoshi, release_before, write_script};
 pub use environment::free_huge_pages::free_huge_pages;
 pub use environment::kernel_feature::{KernelFeature, run_under_seccomp};
 pub use environment::kvm::kvm_present;

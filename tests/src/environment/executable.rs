@@ -28,6 +28,16 @@ pub fn hikkoshi() -> PathBuf {
     path
 }
 
+/// The program of the release before the one under test: `$HIKKOSHI_RELEASE_BEFORE`.
+///
+/// # Panics
+/// When it is not set.
+pub fn release_before() -> PathBuf {
+    let path = std::env::var_os("HIKKOSHI_RELEASE_BEFORE");
+    path.expect("HIKKOSHI_RELEASE_BEFORE is not set: run `make test-release-before`")
+        .into()
+}
+
 /// Copies the program under test.
 ///
 /// # Panics

@@ -86,7 +86,7 @@ impl Migration {
             | Transport::Tls(address) => address.clone(),
         };
         let plaintext = plan.is_plaintext();
-        let mut receive = plan.hikkoshi(false);
+        let mut receive = plan.beginning(false);
         receive.args(["receive", "--listen", &listen, "--qmp"]);
         receive.arg(destination.qmp_path());
         receive.arg("--json").arg(&json_reports[1]);
@@ -132,7 +132,7 @@ impl Migration {
         }
         let watcher = SplitBrainWatcher::start(source, &destination);
         let lines = source.console().len();
-        let mut migrate = plan.hikkoshi(true);
+        let mut migrate = plan.beginning(true);
         plan.migrate(&mut migrate, address, source, &journals[0]);
         migrate.arg("--json");
         migrate.arg(plan.json.map_or(json_reports[0].as_path(), Path::new));

@@ -47,6 +47,7 @@ pub struct MigrationPlan {
     pub(crate) receive_without_feature: Option<KernelFeature>,
     pub(crate) journals: [Option<PathBuf>; 2],
     default_retry: bool,
+    programs: [Option<PathBuf>; 2],
 }
 
 impl MigrationPlan {
@@ -209,8 +210,26 @@ impl MigrationPlan {
         self
     }
 
+    /// Sets the programs that begin the migration, the source's first, instead of the one under
+    /// test. Engines that resume it are of the one under test.
+    #[must_use]
+    pub fn begun_by(mut self, programs: [&Path; 2]) -> Self {
+        self.programs = programs.map(|program| Some(program.to_owned()));
+        self
+    }
+
+    /// The command that begins the migration on that side.
+    pub(crate) fn beginning(&self, source: bool) -> Command {
+        let program = &self.programs[usize::from(!source)];
+        self.command(source, program.clone().unwrap_or_else(hikkoshi))
+    }
+
     /// The command for `hikkoshi` on the host of that side, with its launcher.
     pub(crate) fn hikkoshi(&self, source: bool) -> Command {
+        self.command(source, hikkoshi())
+    }
+
+    fn command(&self, source: bool, hikkoshi: PathBuf) -> Command {
         let by = if source {
             &self.migrate_launcher
         } else {
@@ -218,14 +237,14 @@ impl MigrationPlan {
         };
         let (program, words) = match by.split_first() {
             Some((program, words)) => (PathBuf::from(program), Some(words)),
-            None => (hikkoshi(), None),
+            None => (hikkoshi.clone(), None),
         };
         let mut command = match &self.hosts {
             Some((one, other)) => (if source { one } else { other }).command(program),
             None => Command::new(program),
         };
         if let Some(words) = words {
-            command.args(words).arg(hikkoshi());
+            command.args(words).arg(hikkoshi);
         }
         command
     }

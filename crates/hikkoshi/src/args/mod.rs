@@ -49,6 +49,8 @@ mod read_ahead;
 mod receive;
 mod receiver;
 mod recovery;
+#[cfg(test)]
+mod released_tests;
 mod report;
 pub(crate) mod requested_output;
 mod resolved;

@@ -11,6 +11,7 @@ mod monitor_reads;
 mod named_downtime;
 mod paused_guests;
 mod qemu_versions;
+mod release_before;
 mod repeats;
 mod untested_qemu;
 mod urgent_pages;
