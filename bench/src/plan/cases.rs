@@ -14,8 +14,8 @@ pub(super) fn all() -> Vec<Case> {
         VirshPrecopy,
     };
     use Variant::{
-        CompressOff, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoNearbyFirst, NoPriority,
-        NoReadAhead, Plain, Poll, ReadAhead8, Tls,
+        CompressOff, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoPriority, NoReadAhead, Plain,
+        Poll, ReadAhead8, Tls,
     };
     const UNSHAPED: NetworkKind = NetworkKind::Loopback;
     const TEN: NetworkKind = NetworkKind::Gbit(10);
@@ -122,22 +122,15 @@ pub(super) fn all() -> Vec<Case> {
     let uncompressed = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, CompressOff));
     add(ONE, Workload::Busy, 5, &uncompressed);
     add(TEN, Workload::Busy, 5, &uncompressed);
-    let policies = [
-        Plain,
-        NoHotFirst,
-        NoNearbyFirst,
-        NoPriority,
-        Links(2),
-        NoReadAhead,
-    ];
+    let policies = [Plain, NoHotFirst, NoPriority, Links(2), NoReadAhead];
     let hybrid = policies.map(|variant| (HikkoshiHybrid, variant));
     for network in [TEN, ONE] {
         add(network, Workload::Hotspot, 3, &hybrid);
     }
     // The rest of these are above.
-    add(TEN, Workload::Busy, 3, &hybrid[1..3]);
+    add(TEN, Workload::Busy, 3, &hybrid[1..2]);
     let postcopy = policies.map(|variant| (HikkoshiPostcopy, variant));
-    add(TEN, Workload::Sequential, 3, &postcopy[2..5]);
+    add(TEN, Workload::Sequential, 3, &postcopy[2..4]);
     // Beside the same guest without a variant, below.
     add(TEN, Workload::Debian, 3, &hybrid[1..]);
     let links = [Links(1), Links(2), Links(4)];

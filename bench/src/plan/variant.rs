@@ -10,8 +10,6 @@ pub(crate) enum Variant {
     Plain,
     /// Does not send frequently dirtied pages first.
     NoHotFirst,
-    /// Does not send pages first that are close to the last urgent page.
-    NoNearbyFirst,
     /// Does not limit background bytes in flight.
     NoInFlightLimit,
     /// Sends no pages around a requested page.
@@ -45,7 +43,6 @@ impl Variant {
         let words: &[&str] = match self {
             Self::Plain | Self::Tls => &[],
             Self::NoHotFirst => &["--no-hot-first"],
-            Self::NoNearbyFirst => &["--no-nearby-first"],
             Self::NoInFlightLimit => &["--no-in-flight-limit"],
             Self::NoReadAhead | Self::Traced => &["--read-ahead", "off"],
             Self::ReadAhead8 => &["--read-ahead", "8"],
@@ -79,7 +76,6 @@ impl fmt::Display for Variant {
         match self {
             Self::Plain => f.write_str("plain"),
             Self::NoHotFirst => f.write_str("no-hot-first"),
-            Self::NoNearbyFirst => f.write_str("no-nearby-first"),
             Self::NoInFlightLimit => f.write_str("no-in-flight-limit"),
             Self::NoReadAhead => f.write_str("no-read-ahead"),
             Self::ReadAhead8 => f.write_str("read-ahead-8"),

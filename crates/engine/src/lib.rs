@@ -23,8 +23,8 @@
 //! In post-copy, the thread that reads a page request sends the page. The right to send a page is
 //! claimed by clearing its bit in one atomic bitmap. A page that is present in the destination's
 //! memory has been received. All other pages are pushed on any number of background links, in an
-//! order that reduces waiting (`source/postcopy/push_policy/`): read-ahead, hot pages, then
-//! outwards from the last page request.
+//! order that reduces waiting (`source/postcopy/push_policy/`): read-ahead, hot pages, then all
+//! others.
 //!
 //! Links may be protected by TLS 1.3 ([`hikkoshi_link::tls`]), by invitation or by an authority's
 //! certificates. A peer is not trusted in either case: what it sends is bounded and checked, and

@@ -94,14 +94,14 @@ mod tests {
     fn variants_are_compared_in_a_table_of_their_own() {
         let plain = run(System::HikkoshiHybrid, Workload::Busy, 20.0, 1000.0);
         let mut case = plain.case;
-        case.variant = Variant::NoNearbyFirst;
+        case.variant = Variant::NoHotFirst;
         let mut other = Run::new(&case, 0);
         other.total_ms = Some(1500.0);
         let tables = tables(&[plain, other]);
         assert_eq!(tables.len(), 2);
         assert_eq!(tables[0].lines.len(), 1, "{}", tables[0].text());
         let text = tables[1].text();
-        assert!(text.contains("hikkoshi-hybrid/no-nearby-first"), "{text}");
+        assert!(text.contains("hikkoshi-hybrid/no-hot-first"), "{text}");
         assert!(text.contains("1.50x"), "{text}");
     }
 

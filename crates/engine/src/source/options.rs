@@ -72,9 +72,6 @@ pub struct SourceOptions {
     /// In post-copy after pre-copy: whether pages that were written often are sent
     /// first.
     pub hot_first: bool,
-    /// In post-copy: whether background pages are sent outwards from the last
-    /// requested page.
-    pub nearby_first: bool,
     /// In post-copy: whether background bytes in flight are limited, and less are
     /// sent while a request is unanswered. Off only to measure what that costs.
     pub limit_in_flight: bool,
@@ -114,7 +111,6 @@ impl Default for SourceOptions {
             background_delay: Duration::ZERO,
             read_ahead: ReadAhead::Adaptive,
             hot_first: true,
-            nearby_first: true,
             limit_in_flight: true,
             poll: false,
             priority: Priority::ON,

@@ -17,11 +17,10 @@ const NEVER: Duration = Duration::from_secs(3600);
 
 #[test]
 fn each_policy_can_be_switched_off() {
-    let off: [fn(&mut SourceOptions); 7] = [
+    let off: [fn(&mut SourceOptions); 6] = [
         |options| options.read_ahead = ReadAhead::Off,
         |options| options.read_ahead = ReadAhead::Fixed(8),
         |options| options.hot_first = false,
-        |options| options.nearby_first = false,
         |options| options.limit_in_flight = false,
         |options| options.priority = Priority::OFF,
         |options| {

@@ -9,10 +9,6 @@ pub(crate) struct BenchOptions {
     #[arg(long, hide = true)]
     pub no_hot_first: bool,
 
-    /// Post-copy: do not send background pages first that are close to the last requested page
-    #[arg(long, hide = true)]
-    pub no_nearby_first: bool,
-
     /// Post-copy: do not limit background bytes in flight
     #[arg(long, hide = true)]
     pub no_in_flight_limit: bool,

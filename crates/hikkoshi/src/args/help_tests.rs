@@ -193,7 +193,6 @@ fn options_for_benchmarks_and_tests_are_hidden() {
             "no-drain",
             "no-hot-first",
             "no-in-flight-limit",
-            "no-nearby-first",
             "no-priority",
             "poll"
         ]

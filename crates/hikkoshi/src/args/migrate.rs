@@ -229,7 +229,6 @@ impl Migrate {
             keep_frames: !self.no_keep_frames,
             background_delay: Duration::from_millis(bench.background_delay.unwrap_or(0)),
             hot_first: !bench.no_hot_first,
-            nearby_first: !bench.no_nearby_first,
             limit_in_flight: !bench.no_in_flight_limit,
             poll: self.latency.poll,
             priority: self.latency.priority(),
@@ -376,9 +375,7 @@ mod tests {
         assert_eq!(options.bandwidth, Some(1_000_000_000));
         assert_eq!(options.links, hikkoshi_engine::default_links());
         assert_eq!(options.read_ahead, ReadAhead::Adaptive);
-        assert!(
-            options.hot_first && options.nearby_first && options.limit_in_flight && !options.poll
-        );
+        assert!(options.hot_first && options.limit_in_flight && !options.poll);
         assert!(options.drain && options.keep_frames && !options.allow_cpu_mismatch);
         assert_eq!(options.priority, Priority::ON);
         assert_eq!(options.retry_for, RetryFor::BY_MODE);
@@ -411,15 +408,13 @@ mod tests {
             Some(migrate.engine_options(&migrate.options()))
         };
         let options = parse(
-            "--links=16 --read-ahead=off --no-hot-first --no-nearby-first --no-in-flight-limit \
+            "--links=16 --read-ahead=off --no-hot-first --no-in-flight-limit \
              --background-delay=1500 --poll --no-priority --no-drain",
         )
         .unwrap();
         assert_eq!(options.links, 16);
         assert_eq!(options.read_ahead, ReadAhead::Off);
-        assert!(
-            !options.hot_first && !options.nearby_first && !options.limit_in_flight && options.poll
-        );
+        assert!(!options.hot_first && !options.limit_in_flight && options.poll);
         assert!(!options.drain);
         assert_eq!(options.background_delay, Duration::from_millis(1500));
         assert_eq!(options.priority, Priority::OFF);
@@ -442,7 +437,7 @@ mod tests {
     #[test]
     fn earlier_options_hold_after_resume() {
         let first = migrate(
-            "h:1 --domain d --bandwidth 50M --retry-for 90s --links=3 --no-nearby-first --read-ahead 5 \
+            "h:1 --domain d --bandwidth 50M --retry-for 90s --links=3 --no-hot-first --read-ahead 5 \
              --quit-source --persistent",
         );
         let first = first.options();
@@ -455,7 +450,7 @@ mod tests {
             (3, ReadAhead::Fixed(5))
         );
         assert!(second.quit_source && second.domain.persistent && !second.domain.autostart);
-        assert!(options.nearby_first, "only for a measurement");
+        assert!(options.hot_first, "only for a measurement");
         assert_eq!(
             options.retry_for,
             RetryFor::always(Duration::from_secs(300))

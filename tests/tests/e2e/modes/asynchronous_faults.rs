@@ -41,7 +41,7 @@ fn scan() -> Workload {
 fn only_requests(delay: Duration) -> MigrationPlan {
     MigrationPlan::new("postcopy")
         .delay(MessageKind::Request, delay)
-        .migrate_args(&["--read-ahead", "off", "--no-nearby-first"])
+        .migrate_args(&["--read-ahead", "off"])
         .migrate_args(&["--background-delay", "3600000"])
         .receive_args(&["--retry-for", "1h"])
 }

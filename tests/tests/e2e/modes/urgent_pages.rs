@@ -55,10 +55,7 @@ fn four_processors_several_links_and_fault_threads() {
             &["--links", "2", "--read-ahead", "off"],
             &["--fault-threads", "2"],
         ),
-        (
-            &["--no-hot-first", "--no-nearby-first", "--read-ahead", "8"],
-            &[],
-        ),
+        (&["--no-hot-first", "--read-ahead", "8"], &[]),
         (&["--no-priority"], &["--no-priority"]),
     ];
     for (turn, (migrate, receive)) in turns.into_iter().enumerate() {
@@ -99,7 +96,7 @@ fn four_processors_fault_on_the_same_pages() {
     let mut guest = Guest::boot_without_extra_disk(&env, config);
     let plan = MigrationPlan::new("postcopy")
         .delay(MessageKind::Request, Duration::from_millis(20))
-        .migrate_args(&["--read-ahead", "off", "--no-nearby-first"])
+        .migrate_args(&["--read-ahead", "off"])
         .migrate_args(&NO_BACKGROUND)
         .receive_args(&["--fault-threads", "4"])
         .receive_args(&LONG_RETRY);

@@ -13,14 +13,9 @@ use hikkoshi_tests::{
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages near
+/// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages around
 /// the requested one: the guest misses pages until the end.
-const SLOW_BACKGROUND: [&str; 4] = [
-    "--bandwidth",
-    "16M",
-    "--read-ahead=off",
-    "--no-nearby-first",
-];
+const SLOW_BACKGROUND: [&str; 3] = ["--bandwidth", "16M", "--read-ahead=off"];
 
 /// Longer than any drill.
 const LONG_RETRY: [&str; 2] = ["--retry-for", "1h"];

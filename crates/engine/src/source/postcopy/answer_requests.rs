@@ -221,7 +221,6 @@ impl Answer {
         Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
         self.tracker.done(run.len());
         self.map.add(Cell::Urgent, run);
-        self.policy.urgent_upto(run.end());
         request.rest = PageRange::new(run.end(), request.rest.end());
         Ok(())
     }

@@ -68,7 +68,6 @@ impl Pushers {
                     policy,
                     unsent,
                     &session.destination,
-                    options.nearby_first,
                 ),
                 background_from,
                 policy: Arc::clone(policy),

@@ -47,7 +47,6 @@ fn advice(onwards: PageRange, before: PageRange) -> Advice {
 /// What the urgent thread does with a request: claims, sends, publishes hints.
 fn answer(unsent: &UnsentPages, policy: &PushPolicy, page: u64, advice: &Advice) -> Vec<PageRange> {
     let sent = unsent.claim(range(page, page + 1), 1);
-    policy.urgent_upto(Page::new(page + 1));
     policy.read_ahead(advice);
     sent.into_iter().collect()
 }
@@ -76,7 +75,7 @@ fn a_page_is_sent_once_whatever_is_hinted() {
         let all = range(4, 7);
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(all));
         let pushing = {
-            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout(), true);
+            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout());
             thread::spawn(move || push(&mut next_pages, 2))
         };
         let advice = advice(range(6, 8), range(4, 5));
@@ -96,7 +95,7 @@ fn two_links_and_a_request_share_the_pages() {
         let (policy, unsent) = (Arc::new(PushPolicy::new(2)), unsent(all));
         let pushing: Vec<_> = (0..2)
             .map(|link| {
-                let mut next_pages = NextPages::new((link, 2), &policy, &unsent, &layout(), true);
+                let mut next_pages = NextPages::new((link, 2), &policy, &unsent, &layout());
                 thread::spawn(move || push(&mut next_pages, 1))
             })
             .collect();
@@ -114,7 +113,7 @@ fn a_sleeping_pusher_is_woken_to_read_ahead() {
     loom::model(|| {
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(6, 7)));
         let pushing = {
-            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout(), true);
+            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout());
             let policy = Arc::clone(&policy);
             thread::spawn(move || {
                 loop {
@@ -141,7 +140,7 @@ fn windows_that_come_one_after_the_other_are_all_taken() {
     model.check(|| {
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(5, 7)));
         let pushing = {
-            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout(), true);
+            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout());
             let (policy, unsent) = (Arc::clone(&policy), Arc::clone(&unsent));
             thread::spawn(move || {
                 while unsent.count() > 0 {

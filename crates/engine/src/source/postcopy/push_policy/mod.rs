@@ -4,7 +4,7 @@
 //!    next.
 //! 2. **Hot first** (`unsent/write_counts.rs`): pages that were written often in
 //!    pre-copy.
-//! 3. **Follow** (`outward_cursor.rs`): outwards from the last urgent page, first the pages
+//! 3. **The rest** (`outward_cursor.rs`): outwards from the link's first page, first the pages
 //!    after it, then those before it.
 //!
 //! The urgent thread publishes its hints *after* it has sent its page, in a table of
@@ -53,12 +53,6 @@ impl PushPolicy {
             wakeup: Wakeup::new(links),
             positions: (0..links).map(|_| AtomicU64::new(NOWHERE)).collect(),
         }
-    }
-
-    /// Publishes that the guest has just been sent the pages before `next`, where it
-    /// will probably continue. For the urgent thread.
-    pub(crate) fn urgent_upto(&self, next: Page) {
-        self.read_ahead.urgent_upto(next);
     }
 
     /// Publishes pages to read ahead, and wakes a pusher if one sleeps. For the

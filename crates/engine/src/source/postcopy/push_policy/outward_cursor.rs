@@ -1,4 +1,4 @@
-//! Outwards from a page: first all pages after it, then those before it.
+//! Outwards from a link's first page: first all pages after it, then those before it.
 
 use hikkoshi_pages::{Page, PageRange};
 
@@ -21,21 +21,13 @@ pub(crate) struct OutwardCursor {
 
 impl OutwardCursor {
     pub(crate) fn new(all: PageRange, start: Page) -> Self {
-        let mut cursor = Self {
+        let start = start.clamp(all.start(), all.end());
+        Self {
             remaining: all,
             onwards: start,
             before: start,
             skipped: false,
-        };
-        cursor.move_to(start);
-        cursor
-    }
-
-    /// Continues from `page`.
-    pub(crate) fn move_to(&mut self, page: Page) {
-        let page = page.clamp(self.remaining.start(), self.remaining.end());
-        (self.onwards, self.before) = (page, page);
-        self.skipped = false;
+        }
     }
 
     /// Reports that unsent pages were left to another link: the search is not

@@ -28,8 +28,6 @@ fn unpack(word: u64) -> PageRange {
 /// Bits for the number of pages: the largest host page has 2^18.
 const LENGTH: u32 = 24;
 
-const NOWHERE: u64 = u64::MAX;
-
 /// The windows of one stream.
 #[derive(Debug)]
 struct Windows {
@@ -39,11 +37,10 @@ struct Windows {
     before: AtomicU64,
 }
 
-/// The pages to read ahead, and the position of the last urgent page.
+/// The pages to read ahead.
 #[derive(Debug)]
 pub(crate) struct ReadAheadTable {
     streams: [Windows; STREAMS],
-    urgent: AtomicU64,
 }
 
 impl ReadAheadTable {
@@ -53,7 +50,6 @@ impl ReadAheadTable {
                 onwards: AtomicU64::new(0),
                 before: AtomicU64::new(0),
             }),
-            urgent: AtomicU64::new(NOWHERE),
         }
     }
 
@@ -105,20 +101,6 @@ impl ReadAheadTable {
             }
         }
         None
-    }
-
-    pub(crate) fn urgent_upto(&self, next: Page) {
-        self.urgent.store(next.index(), Ordering::Relaxed);
-    }
-
-    /// Takes the position of the last urgent page, if no pusher has taken it yet.
-    pub(crate) fn take_urgent(&self) -> Option<Page> {
-        // The load avoids a write to the urgent thread's cache line.
-        if self.urgent.load(Ordering::Relaxed) == NOWHERE {
-            return None;
-        }
-        let page = self.urgent.swap(NOWHERE, Ordering::Relaxed);
-        (page != NOWHERE).then(|| Page::new(page))
     }
 }
 
@@ -201,15 +183,5 @@ mod tests {
             assert_eq!(unpack(pack(window)), window);
         }
         assert_eq!(pack(PageRange::EMPTY), 0);
-    }
-
-    #[test]
-    fn the_last_urgent_page_is_taken_once() {
-        let table = ReadAheadTable::new();
-        assert_eq!(table.take_urgent(), None);
-        table.urgent_upto(Page::new(3));
-        table.urgent_upto(Page::new(7));
-        assert_eq!(table.take_urgent(), Some(Page::new(7)));
-        assert_eq!(table.take_urgent(), None);
     }
 }

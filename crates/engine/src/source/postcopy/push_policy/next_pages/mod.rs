@@ -14,10 +14,6 @@ use crate::source::postcopy::push_policy::PushPolicy;
 use crate::source::postcopy::push_policy::outward_cursor::OutwardCursor;
 use crate::source::unsent::{HOTTEST, UnsentPages};
 
-/// A link does not follow the guest to a page if another link is at most this many
-/// pages further: the next pages are already being pushed.
-const NEAR: u64 = 64;
-
 /// What a link does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -55,7 +51,6 @@ pub(crate) struct NextPages {
     unsent: Arc<UnsentPages>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
-    nearby_first: bool,
     /// The first page of this link.
     start: Page,
     /// The next stream to read ahead.
@@ -76,7 +71,6 @@ impl NextPages {
         policy: &Arc<PushPolicy>,
         unsent: &Arc<UnsentPages>,
         destination: &RamLayout,
-        nearby_first: bool,
     ) -> Self {
         let all = destination.all();
         let start = u128::from(all.len()) * link as u128 / links.max(1) as u128;
@@ -87,7 +81,6 @@ impl NextPages {
             policy: Arc::clone(policy),
             unsent: Arc::clone(unsent),
             destination: destination.clone(),
-            nearby_first,
             start,
             turn: 0,
             reading: PageRange::EMPTY,
@@ -177,14 +170,6 @@ impl NextPages {
     }
 
     fn outwards(&mut self, max: u64) -> Option<PageRange> {
-        if self.nearby_first
-            && let Some(page) = self.policy.read_ahead.take_urgent()
-        {
-            let page = self.destination.host_page_range(page).start();
-            if !self.policy.is_taken(self.link, page, NEAR) {
-                self.cursor.move_to(page);
-            }
-        }
         while let Some(range) = self.cursor.look() {
             let found = self.search(range, true, max, UnsentPages::first);
             // Also if a run was found after it.

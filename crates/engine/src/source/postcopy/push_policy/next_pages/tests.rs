@@ -25,7 +25,7 @@ struct Links {
 fn links(layout: &RamLayout, unsent: UnsentPages, number: usize) -> Links {
     let (policy, unsent) = (Arc::new(PushPolicy::new(number)), Arc::new(unsent));
     let next_pages = (0..number)
-        .map(|link| NextPages::new((link, number), &policy, &unsent, layout, true))
+        .map(|link| NextPages::new((link, number), &policy, &unsent, layout))
         .collect();
     Links {
         policy,
@@ -64,21 +64,19 @@ fn one_link_pushes_everything_once() {
 }
 
 #[test]
-fn follows_the_guest_outwards() {
-    let layout = layout(&[(2000, 1)]);
-    let mut links = links(&layout, all_unsent(&layout), 1);
-    assert_eq!(links.next_pages[0].next(8, true), Next::Send(range(0, 8)));
-    links.policy.urgent_upto(Page::new(1501));
-    let runs = runs(&mut links.next_pages[0]);
+fn a_link_goes_outwards_from_its_first_page() {
+    let layout = layout(&[(3002, 1)]);
+    let mut links = links(&layout, all_unsent(&layout), 2);
+    let runs = runs(&mut links.next_pages[1]);
     // Onwards to the end, then the nearest stretch before it, ….
     assert_eq!(runs[0].start(), Page::new(1501));
     let turn = runs
         .iter()
-        .position(|run| run.end() == Page::new(2000))
+        .position(|run| run.end() == Page::new(3002))
         .unwrap();
     assert_eq!(runs[turn + 1].start(), Page::new(1501 - 512));
     let pages: u64 = runs.iter().map(|run| run.len()).sum();
-    assert_eq!(pages, 2000 - 8);
+    assert_eq!(pages, 3002);
     assert_eq!(links.unsent.count(), 0);
 }
 
@@ -142,7 +140,7 @@ fn read_ahead_comes_before_everything_and_without_background() {
 }
 
 #[test]
-fn links_begin_spread_and_keep_out_of_each_others_way() {
+fn links_begin_spread() {
     let layout = layout(&[(4000, 1)]);
     let mut links = links(&layout, all_unsent(&layout), 4);
     for (nth, next_pages) in links.next_pages.iter_mut().enumerate() {
@@ -152,14 +150,6 @@ fn links_begin_spread_and_keep_out_of_each_others_way() {
         };
         assert_eq!(run.start(), Page::new(start));
     }
-    // Link 3 is at 3000: what follows 2950 is being pushed already.
-    links.policy.urgent_upto(Page::new(2950));
-    assert_eq!(links.next_pages[0].next(8, true), Next::Send(range(8, 16)));
-    links.policy.urgent_upto(Page::new(1500));
-    assert_eq!(
-        links.next_pages[0].next(8, true),
-        Next::Send(range(1500, 1508))
-    );
 }
 
 #[test]
@@ -174,7 +164,6 @@ fn a_huge_page_is_finished_by_the_link_that_began_it() {
         turn = 1 - turn;
         // News of all kinds: they wait, or are small.
         if links.unsent.count().is_multiple_of(50) {
-            links.policy.urgent_upto(huge(3).start());
             links.policy.read_ahead(&Advice {
                 stream: turn,
                 onwards: huge(2),
@@ -244,10 +233,14 @@ fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
         for nth in 0..6 {
             let mut links = links(&layout, all_unsent(&layout), number);
             let stalled = PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
-            // The guest leads the first link there.
-            links.policy.urgent_upto(stalled.start());
-            let run = PageRange::from_len(stalled.start(), 8);
-            assert_eq!(links.next_pages[0].next(8, true), Next::Send(run));
+            // The first link gets there.
+            let mut reached = Page::new(0);
+            while reached < stalled.start() {
+                let Next::Send(run) = links.next_pages[0].next(8, true) else {
+                    panic!("it has sent everything before")
+                };
+                reached = run.start();
+            }
 
             // The other ones take turns, and go through with it.
             let mut last = PageRange::EMPTY;
@@ -263,7 +256,12 @@ fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
                 });
             }
             assert_eq!(links.unsent.count(), 0, "{number} links, huge page {nth}");
-            assert!(stalled.contains_range(last), "{last:?} before it");
+            // (Of two, one may help while the other is still busy with a page of its own.)
+            let is_alone = number == 2;
+            assert!(
+                !is_alone || stalled.contains_range(last),
+                "{last:?} before it"
+            );
             assert_eq!(links.next_pages[0].next(8, true), Next::Done);
         }
     }
