@@ -43,7 +43,6 @@ const RULE: Rule<'_> = Rule {
         "docs/security.md",
         "docs/status.md",
         "ept/docs/cost.md",
-        "guest/README.md",
     ],
 };
 
