@@ -333,11 +333,13 @@ test-cluster: guest-images ## guests of a Pacemaker cluster: the resource agent 
 
 # RELEASE: a tag or a revision; without it the newest tag before this one.
 .PHONY: test-release-before
-test-release-before: guest ## moves between this program and that of the release before, and resuming what that one has begun
-	cargo build --locked --release --package hikkoshi
-	@program=$$(.ci/release-before.sh $(RELEASE)); status=$$?; \
-	if [ $$status = 3 ]; then echo "SKIPPED: there is no release before this one"; exit; fi; \
-	[ $$status = 0 ] && CI=true HIKKOSHI_RELEASE_BEFORE=$$program \
+test-release-before: ## moves between this program and that of the release before, and resuming what that one has begun
+	@set -e; release="$(RELEASE)"; [ -n "$$release" ] || release=$$(.ci/release-before.sh find); \
+	if [ -z "$$release" ]; then echo "SKIPPED: there is no release before this one"; exit; fi; \
+	$(MAKE) --no-print-directory guest; \
+	cargo build --locked --release --package hikkoshi; \
+	program=$$(.ci/release-before.sh build "$$release"); \
+	CI=true HIKKOSHI_RELEASE_BEFORE=$$program \
 	    cargo test --locked --package hikkoshi-tests --test e2e -- release_before:: --ignored
 
 # One evacuation is part of `make test`.

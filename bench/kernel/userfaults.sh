@@ -22,8 +22,11 @@ done
 start=0 end=0
 until ((end - start >= 1 << 30)); do
     sleep 0.2
+    [[ -r /proc/$pid/maps ]] || { echo "QEMU has ended, without a mapping of 1 GiB" >&2; exit 1; }
     while IFS='- ' read -r from to _; do
-        ((16#$to - 16#$from <= end - start)) || { start=$((16#$from)) end=$((16#$to)); }
+        if ((16#$to - 16#$from > end - start)); then
+            start=$((16#$from)) end=$((16#$to))
+        fi
     done <"/proc/$pid/maps"
 done
 

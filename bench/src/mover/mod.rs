@@ -35,6 +35,7 @@ pub(crate) fn migrate(
             let delay = BACKGROUND_DELAY_MS.to_string();
             let more: &[&str] = match case.workload {
                 Workload::NanoWebRequests => &["--background-delay", &delay],
+                load if load.is_uncompressed() => &["--compress", "off"],
                 _ => &[],
             };
             HikkoshiMigration::start(testbed, program, mode, case.variant, args, more)?

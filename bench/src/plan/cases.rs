@@ -123,16 +123,13 @@ pub(super) fn all() -> Vec<Case> {
     add(ONE, Workload::Busy, 5, &uncompressed);
     add(TEN, Workload::Busy, 5, &uncompressed);
     let policies = [Plain, NoHotFirst, NoPriority, Links(2), NoReadAhead];
-    let hybrid = policies.map(|variant| (HikkoshiHybrid, variant));
     for network in [TEN, ONE] {
+        let hybrid = policies.map(|variant| (HikkoshiHybrid, variant));
         add(network, Workload::Hotspot, 3, &hybrid);
     }
-    // The rest of these are above.
-    add(TEN, Workload::Busy, 3, &hybrid[1..2]);
-    let postcopy = policies.map(|variant| (HikkoshiPostcopy, variant));
-    add(TEN, Workload::Sequential, 3, &postcopy[2..4]);
-    // Beside the same guest without a variant, below.
-    add(TEN, Workload::Debian, 3, &hybrid[1..]);
+    add(TEN, Workload::Busy, 3, &[(HikkoshiHybrid, NoHotFirst)]);
+    let sequential = [NoPriority, Links(2)].map(|variant| (HikkoshiPostcopy, variant));
+    add(TEN, Workload::Sequential, 3, &sequential);
     let links = [Links(1), Links(2), Links(4)];
     add(
         UNSHAPED,
@@ -178,6 +175,13 @@ pub(super) fn all() -> Vec<Case> {
         Workload::Debian,
         5,
         &both.map(|system| (system, Plain)),
+    );
+    let policies = [NoHotFirst, NoPriority, Links(2), NoReadAhead];
+    add(
+        TEN,
+        Workload::Debian,
+        3,
+        &policies.map(|variant| (HikkoshiHybrid, variant)),
     );
     let hikkoshi = [HikkoshiPrecopy, HikkoshiHybrid];
     add(

@@ -268,6 +268,15 @@ impl Workload {
         )
     }
 
+    /// Whether nothing is compressed: the pages of a guest that writes a word here and there
+    /// compress more than those of others, and these cases compare what the line carries.
+    pub(crate) fn is_uncompressed(self) -> bool {
+        matches!(
+            self,
+            Self::Fill | Self::PrivateFill | Self::Paced(_) | Self::PrivatePaced(_) | Self::Endless
+        )
+    }
+
     /// The rate limit of its disk, if it has one.
     pub(crate) fn disk_bytes_per_second(self) -> Option<u64> {
         match self {

@@ -389,7 +389,11 @@ impl Migration {
         let exits = Exits {
             migrate,
             receive,
-            json_reports: self.json_reports.map(JsonReport::written_to),
+            json_reports: match self.plan.is_begun_by_others() {
+                false => self.json_reports.map(JsonReport::written_to),
+                // Another release writes reports of another schema.
+                true => [None, None],
+            },
         };
         let finished = FinishedMigration {
             destination: self.destination,

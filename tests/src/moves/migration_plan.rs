@@ -218,6 +218,11 @@ impl MigrationPlan {
         self
     }
 
+    /// Whether a program that is not under test begins it.
+    pub(crate) fn is_begun_by_others(&self) -> bool {
+        self.programs.iter().any(Option::is_some)
+    }
+
     /// The command that begins the migration on that side.
     pub(crate) fn beginning(&self, source: bool) -> Command {
         let program = &self.programs[usize::from(!source)];

@@ -13,8 +13,8 @@ use hikkoshi_tests::{
 use std::cell::Cell;
 use std::time::Duration;
 
-/// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages around
-/// the requested one: the guest misses pages until the end.
+/// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages
+/// around the requested one: the guest misses pages until the end.
 const SLOW_BACKGROUND: [&str; 3] = ["--bandwidth", "16M", "--read-ahead=off"];
 
 /// Longer than any drill.

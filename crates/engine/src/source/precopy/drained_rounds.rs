@@ -103,11 +103,10 @@ impl DrainedRounds {
         let (mut next, mut left) = (0, Vec::new());
         loop {
             self.shared.check()?;
-            let ends_early = self.shared.control.ends_precopy();
-            if ends_early && let Some(before) = sending.take() {
-                left.extend(self.finish(workers, before)?);
-            }
-            if ends_early {
+            if self.shared.control.ends_precopy() {
+                if let Some(before) = sending.take() {
+                    left.extend(self.finish(workers, before)?);
+                }
                 workers.empty_links()?;
                 return Ok(RoundRest {
                     pages: left,
@@ -119,8 +118,8 @@ impl DrainedRounds {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Batch::taken(chunks, last);
-            let batch = Arc::new(batch.until(&self.shared.control));
+            let batch = Batch::taken(chunks, last).until(&self.shared.control);
+            let batch = Arc::new(batch);
             workers.begin(&batch)?;
             let started = Sending {
                 batch,
@@ -156,8 +155,7 @@ impl DrainedRounds {
     ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
         let end = self.log.ranges();
         let (mut batch, mut pages) = (Vec::new(), 0);
-        let enough = self.size.pages();
-        while *next < end && pages < enough {
+        while *next < end && pages < self.size.pages() {
             let mut runs = Vec::new();
             self.collector.collect(&self.log, first, *next, &mut runs)?;
             *next += 1;

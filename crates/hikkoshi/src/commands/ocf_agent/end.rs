@@ -41,7 +41,7 @@ pub(super) fn end_qemu(guest: &Guest, found: &Found, deadline: Deadline) -> Resu
 /// Ends a QEMU to which the guest was not handed over, as part of `found`. Its engine is paused
 /// meanwhile: the source may decide at any moment that the guest runs here.
 fn end_waiting(guest: &Guest, found: &Found, deadline: Deadline) -> Result<(), String> {
-    let paused = PausedEngines::new(guest, Side::Destination, deadline)?;
+    let paused = PausedEngines::new(engines(guest, Side::Destination), deadline)?;
     if guest.look().state != found.state {
         return Ok(());
     }
@@ -159,10 +159,11 @@ fn has_paused(engine: &Process) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{}/task", engine.pid())) else {
         return true;
     };
-    // proc(5): the state follows the name, which is in parentheses.
+    // proc(5): the state follows the name, which is in parentheses. One that has ended and was not
+    // waited for yet (Z) does nothing either.
     let has_paused = |stat: &str| {
         stat.rsplit_once(") ")
-            .is_some_and(|(_, rest)| rest.starts_with('T'))
+            .is_some_and(|(_, rest)| rest.starts_with(['T', 'Z']))
     };
     threads.flatten().all(|thread| {
         fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| has_paused(&stat))
@@ -176,8 +177,8 @@ struct PausedEngines(Vec<Process>);
 impl PausedEngines {
     /// # Errors
     /// One still runs.
-    fn new(guest: &Guest, side: Side, deadline: Deadline) -> Result<Self, String> {
-        let engines = Self(engines(guest, side));
+    fn new(engines: Vec<Process>, deadline: Deadline) -> Result<Self, String> {
+        let engines = Self(engines);
         for engine in &engines.0 {
             report("pausing", engine, engine.signal(Signal::STOP));
         }
@@ -199,4 +200,35 @@ impl Drop for PausedEngines {
 
 fn text(error: io::Error) -> String {
     Report::new(&error).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn sleeping() -> (Child, Process) {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        (child, process)
+    }
+
+    #[test]
+    fn engines_do_nothing_while_they_are_paused() {
+        let (mut one, first) = sleeping();
+        let (mut other, second) = sleeping();
+        let (mut gone, third) = sleeping();
+        gone.kill().unwrap();
+        let deadline = Deadline::new(None);
+        let paused = PausedEngines::new(vec![first, second, third], deadline).unwrap();
+        assert!(paused.0.iter().all(has_paused));
+        drop(paused);
+        for child in [&mut one, &mut other] {
+            let process = Process::open(child.id()).unwrap();
+            assert!(deadline.wait(|| !has_paused(&process)));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        gone.wait().unwrap();
+    }
 }

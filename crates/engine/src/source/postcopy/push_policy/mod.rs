@@ -12,8 +12,8 @@
 //! waits for a pusher. Nothing here decides which thread sends a page; only the claim
 //! does. So in whatever order threads see the hints, no page is lost or sent twice.
 //!
-//! Each link chooses its pages itself (`next_pages/`), with a separate cursor, and avoids
-//! the positions of the other links.
+//! Each link chooses its pages itself (`next_pages/`), with a separate cursor, and leaves a huge
+//! page to the link that has begun it.
 
 mod access_streams;
 mod loom_models;
@@ -27,7 +27,7 @@ pub(crate) use next_pages::{Next, NextPages};
 
 use std::time::Duration;
 
-use hikkoshi_pages::Page;
+use hikkoshi_pages::PageRange;
 
 use crate::sync::{AtomicU64, Ordering};
 use access_streams::Advice;
@@ -39,11 +39,11 @@ use wakeup::Wakeup;
 pub(crate) struct PushPolicy {
     read_ahead: ReadAheadTable,
     wakeup: Wakeup,
-    /// The position of each link, which the other links avoid.
-    positions: Box<[AtomicU64]>,
+    /// The first page of the huge page that each link has begun last.
+    begun: Box<[AtomicU64]>,
 }
 
-/// The position of a link that has not begun.
+/// That of a link that has begun none.
 const NOWHERE: u64 = u64::MAX;
 
 impl PushPolicy {
@@ -51,7 +51,7 @@ impl PushPolicy {
         Self {
             read_ahead: ReadAheadTable::new(),
             wakeup: Wakeup::new(links),
-            positions: (0..links).map(|_| AtomicU64::new(NOWHERE)).collect(),
+            begun: (0..links).map(|_| AtomicU64::new(NOWHERE)).collect(),
         }
     }
 
@@ -73,17 +73,17 @@ impl PushPolicy {
         self.wakeup.wake_all();
     }
 
-    fn set_position(&self, link: usize, page: Page) {
-        if let Some(position) = self.positions.get(link) {
-            position.store(page.index(), Ordering::Relaxed);
+    fn begin(&self, link: usize, huge: PageRange) {
+        if let Some(begun) = self.begun.get(link) {
+            begun.store(huge.start().index(), Ordering::Relaxed);
         }
     }
 
-    /// Whether a link other than `link` is in the `pages` from `from` on.
-    fn is_taken(&self, link: usize, from: Page, pages: u64) -> bool {
-        self.positions.iter().enumerate().any(|(other, position)| {
-            let at = position.load(Ordering::Relaxed);
-            other != link && at >= from.index() && at - from.index() < pages
+    /// Whether another link than `link` has begun that huge page.
+    fn is_taken(&self, link: usize, huge: PageRange) -> bool {
+        let mut others = self.begun.iter().enumerate();
+        others.any(|(other, begun)| {
+            other != link && begun.load(Ordering::Relaxed) == huge.start().index()
         })
     }
 }

@@ -3,29 +3,30 @@
 use hikkoshi_pages::{Page, PageRange};
 
 /// The pages before the start are searched in stretches of this many pages, the
-/// nearest stretch first; within a stretch in ascending order.
+/// nearest stretch first; within a stretch in ascending order. So a link does not come
+/// to where the link before it is until little else is left.
 const STRETCH: u64 = 512;
 
 /// A link's cursor over all pages: the caller reports what it found, the cursor
-/// returns where to look next.
+/// returns where to look next. No page becomes unsent in post-copy.
 #[derive(Debug)]
 pub(crate) struct OutwardCursor {
-    /// Every page outside of it has been sent. (No page becomes unsent in post-copy.)
-    remaining: PageRange,
-    onwards: Page,
-    /// The pages before this one, in `remaining`, have not been searched yet.
-    before: Page,
+    all: PageRange,
+    /// The pages after the start that have not been searched yet.
+    onwards: PageRange,
+    /// The pages before the start that have not been searched yet.
+    before: PageRange,
     /// Unsent pages were left to another link.
     skipped: bool,
 }
 
 impl OutwardCursor {
     pub(crate) fn new(all: PageRange, start: Page) -> Self {
-        let start = start.clamp(all.start(), all.end());
+        let (before, onwards) = all.split_at(start);
         Self {
-            remaining: all,
-            onwards: start,
-            before: start,
+            all,
+            onwards,
+            before,
             skipped: false,
         }
     }
@@ -39,44 +40,31 @@ impl OutwardCursor {
     /// Where to look for the first unsent page; `None` after everything was searched,
     /// except skipped pages.
     pub(crate) fn look(&self) -> Option<PageRange> {
-        let onwards = PageRange::new(self.onwards, self.remaining.end());
-        if !onwards.is_empty() {
-            return Some(onwards);
+        if !self.onwards.is_empty() {
+            return Some(self.onwards);
         }
-        let from = Page::new(self.before.index().saturating_sub(STRETCH));
-        let before = PageRange::new(from.max(self.remaining.start()), self.before);
-        (!before.is_empty()).then_some(before)
+        let (start, end) = (self.before.start(), self.before.end());
+        let from = Page::new(end.index().saturating_sub(STRETCH)).max(start);
+        (!self.before.is_empty()).then(|| PageRange::new(from, end))
     }
 
     /// Reports that unsent pages were found in the result of [`look`](Self::look), and
     /// that all pages before `end` there have been sent.
     pub(crate) fn found(&mut self, end: Page) {
-        if !self.onwards_done() {
-            self.onwards = end.clamp(self.onwards, self.remaining.end());
-        }
+        (_, self.onwards) = self.onwards.split_at(end);
     }
 
     /// Reports that the result of [`look`](Self::look) contains no unsent pages, or
     /// only skipped ones.
     pub(crate) fn found_nothing(&mut self, looked: PageRange) {
-        if self.onwards_done() {
-            self.before = looked.start();
-        } else {
-            self.onwards = self.remaining.end();
+        if self.onwards.is_empty() {
+            (self.before, _) = self.before.split_at(looked.start());
         }
-        // Everything from `before` on has been searched now.
-        if !self.skipped {
-            self.remaining = PageRange::new(self.remaining.start(), self.before);
-            self.onwards = self.remaining.end();
-        }
+        self.onwards = PageRange::EMPTY;
     }
 
     /// The range that contains the skipped pages, if there are any.
     pub(crate) fn skipped(&self) -> Option<PageRange> {
-        self.skipped.then_some(self.remaining)
-    }
-
-    fn onwards_done(&self) -> bool {
-        self.onwards >= self.remaining.end()
+        self.skipped.then_some(self.all)
     }
 }

@@ -203,7 +203,7 @@ impl NextPages {
         while let Some(run) = first(&self.unsent, rest) {
             let host = self.destination.host_page_range(run.start());
             let huge = host.len() > 1;
-            if polite && huge && self.policy.is_taken(self.link, host.start(), host.len()) {
+            if polite && huge && self.policy.is_taken(self.link, host) {
                 skipped = true;
                 rest = PageRange::new(host.end(), rest.end());
                 continue;
@@ -216,10 +216,7 @@ impl NextPages {
             if let Some(run) = claimed {
                 if huge {
                     self.under_way = host;
-                }
-                // While a huge page is under way, that is where the link is.
-                if huge || self.under_way.is_empty() {
-                    self.policy.set_position(self.link, host.start());
+                    self.policy.begin(self.link, host);
                 }
                 return Found {
                     run: Some(run),
