@@ -29,7 +29,6 @@ const RULE: Rule<'_> = Rule {
     outdated: &[
         "README.md",
         "docs/after-a-move.md",
-        "docs/assets/benchmarks/measured.md",
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
         "docs/copying-disks.md",
