@@ -39,7 +39,6 @@ const RULE: Rule<'_> = Rule {
         "docs/libvirt.md",
         "docs/published.md",
         "docs/reliability.md",
-        "docs/security.md",
         "docs/status.md",
         "ept/docs/cost.md",
     ],
