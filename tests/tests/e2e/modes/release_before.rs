@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use MessageKind::Pages;
+use MessageKind::{Commit, Pages};
 use hikkoshi_tests::{
     Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, Transport, Victim, busy_guest,
     hikkoshi, release_before,
@@ -49,9 +49,11 @@ fn what_the_release_before_has_begun_is_resumed() {
     }
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    for mode in ["postcopy", "hybrid"] {
+    for (mode, at) in [
+        ("postcopy", Breakpoint::after(Pages).nth(300)),
+        ("hybrid", Breakpoint::after(Commit)),
+    ] {
         let plan = MigrationPlan::new(mode).begun_by([&before, &before]);
-        let at = Breakpoint::after(Pages).nth(300);
         Victim::Both.interrupt(&mut guest, plan, at);
     }
     guest.migrate(&MigrationPlan::new("hybrid"));
