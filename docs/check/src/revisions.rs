@@ -36,7 +36,6 @@ const RULE: Rule<'_> = Rule {
         "docs/dirty-rate.md",
         "docs/dirty-logging.md",
         "docs/estimate.md",
-        "docs/libvirt.md",
         "docs/published.md",
         "docs/reliability.md",
         "docs/status.md",
