@@ -27,7 +27,6 @@ struct Rule<'a> {
 const RULE: Rule<'_> = Rule {
     most: 300,
     outdated: &[
-        "README.md",
         "docs/after-a-move.md",
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
