@@ -2,19 +2,23 @@
 //! benches, and prints the rows of their tables. In the folder `ept`:
 //!
 //! ```text
-//! cargo run --package hikkoshi-plots -- target/criterion ranges.csv vcpus.csv docs/plots
+//! cargo run --package hikkoshi-plots -- \
+//!     target/criterion ranges.csv vcpus.csv docs/rates.csv docs/plots
 //! ```
 //!
 //! The first argument is criterion's folder, which has the results of `hikkoshi-ept`'s bench `cost`
 //! and `hikkoshi-dirty`'s bench `trackers`. The second and the third are the outputs of
-//! `hikkoshi-ept`'s benches `ranges` and `vcpus`. What was not measured is left out. One SVG for
-//! each plot is written into the last folder. All times are medians.
+//! `hikkoshi-ept`'s benches `ranges` and `vcpus`. The fourth has rates of real software
+//! (`bench/rates/measure.sh`), for the model of what page-modification logging gains. What was not
+//! measured is left out. One SVG for each plot is written into the last folder. All times are
+//! medians.
 #![allow(clippy::print_stdout)] // the rows are for people
 
 mod bars;
 mod labels;
 mod lines;
 mod measurements;
+mod model;
 mod picture;
 mod ranges;
 mod vcpus;
@@ -74,10 +78,10 @@ const BARS: [(&str, &str); 3] = [
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().collect();
-    let [_, from, ranges, vcpus, to] = &arguments[..] else {
-        return Err(
-            "usage: hikkoshi-plots CRITERION_FOLDER RANGES_CSV VCPUS_CSV OUTPUT_FOLDER".into(),
-        );
+    let [_, from, ranges, vcpus, rates, to] = &arguments[..] else {
+        let usage =
+            "usage: hikkoshi-plots CRITERION_FOLDER RANGES_CSV VCPUS_CSV RATES_CSV OUTPUT_FOLDER";
+        return Err(usage.into());
     };
     fs::create_dir_all(to)?;
     let measured = |group: &str| {
@@ -150,6 +154,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let caption = "median time of a take of 4 GiB";
         let svg = bars::plot(title, caption, &takes, false, time)?;
         fs::write(file("vcpus-takes"), svg)?;
+    }
+    if let Some(csv) = output(rates)? {
+        fs::write(file("model"), model::plot(&csv)?)?;
     }
     Ok(())
 }
