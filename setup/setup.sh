@@ -72,24 +72,18 @@ source "$here/lib/say.sh"
 source "$here/lib/machine.sh"
 # shellcheck source=lib/apt.sh
 source "$here/lib/apt.sh"
+# shellcheck source=lib/program.sh
+source "$here/lib/program.sh"
 # shellcheck source=lib/qemu.sh
 source "$here/lib/qemu.sh"
-# shellcheck source=lib/qemu-img.sh
-source "$here/lib/qemu-img.sh"
 # shellcheck source=lib/kernel.sh
 source "$here/lib/kernel.sh"
 # shellcheck source=lib/bochs.sh
 source "$here/lib/bochs.sh"
-# shellcheck source=lib/shellcheck.sh
-source "$here/lib/shellcheck.sh"
 # shellcheck source=lib/apache.sh
 source "$here/lib/apache.sh"
-# shellcheck source=lib/bpftrace.sh
-source "$here/lib/bpftrace.sh"
 # shellcheck source=lib/ovmf.sh
 source "$here/lib/ovmf.sh"
-# shellcheck source=lib/swtpm.sh
-source "$here/lib/swtpm.sh"
 # shellcheck source=lib/libvirt.sh
 source "$here/lib/libvirt.sh"
 # shellcheck source=lib/debian.sh
@@ -98,8 +92,6 @@ source "$here/lib/debian.sh"
 source "$here/lib/debian-roots.sh"
 # shellcheck source=lib/chromium.sh
 source "$here/lib/chromium.sh"
-# shellcheck source=lib/bindfs.sh
-source "$here/lib/bindfs.sh"
 # shellcheck source=lib/openssh.sh
 source "$here/lib/openssh.sh"
 # shellcheck source=lib/pacemaker.sh
@@ -135,11 +127,11 @@ for component in "${components[@]}"; do
     kernel) setup_kernel ;;
     busybox) setup_busybox ;;
     bochs) setup_bochs ;;
-    swtpm) setup_swtpm ;;
-    shellcheck) setup_shellcheck ;;
+    swtpm) setup_program swtpm swtpm version swtpm-libs ;;
+    shellcheck) setup_program shellcheck shellcheck "version: " ;;
     libvirt) setup_libvirt ;;
     apache) setup_apache ;;
-    bpftrace) setup_bpftrace ;;
+    bpftrace) setup_program bpftrace bpftrace bpftrace ;;
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
     package-root) setup_package_root ;;
@@ -148,7 +140,7 @@ for component in "${components[@]}"; do
     devices-kernel) setup_devices_kernel ;;
     kernels) setup_kernels ;;
     passt) with_release trixie setup_passt ;;
-    bindfs) setup_bindfs ;;
+    bindfs) setup_program bindfs bindfs bindfs ;;
     pacemaker) setup_pacemaker ;;
     openssh) setup_openssh ;;
     libvirt-11.3) with_release trixie setup_libvirt_root 11.3 trixie ;;

@@ -139,15 +139,31 @@ write_source() {
 # machine, where the packages named by the patterns after $3 come from suite $2 and everything else
 # from apt's preferred suite.
 closure() {
-    local package=$1 suite=$2
+    local package=$1 suite=$2 log=$private_apt/resolve.log needed
     shift 2
     cat >"$private_apt/preferences/suite.pref" <<PIN
 Package: $*
 Pin: release n=$suite
 Pin-Priority: 990
 PIN
-    apt_get install --simulate --quiet=2 "$package" 2>"$private_apt/resolve.log" |
-        sed -nE 's/^Inst ([^ ]+) .*\(([^ ]+) .*/\1 \2/p' || true
+    needed=$(apt_get install --simulate --quiet=2 "$package" 2>"$log" |
+        sed -nE 's/^Inst ([^ ]+) .*\(([^ ]+) .*/\1 \2/p') || true
+    [[ -n $needed ]] || fail "apt cannot install $package from $suite" "apt says: $(tail -n 1 "$log")"
+    printf '%s\n' "$needed"
+}
+
+# Of the packages on standard input, those named by the arguments and the libraries that the machine
+# does not have, as "name=version". The others are programs and scripts that are needed only during
+# installation. The C library must match the machine's loader.
+with_missing_libraries() {
+    local name package_version
+    while read -r name package_version; do
+        if [[ " $* " != *" $name "* ]]; then
+            [[ $name == lib* && $name != libc6 && $name != libc-bin ]] || continue
+            ! machine_has "$name" "$package_version" || continue
+        fi
+        printf '%s\n' "$name=$package_version"
+    done
 }
 
 # True if the machine has package $1, new enough to replace version $2. Within a release any

@@ -19,25 +19,13 @@ setup_bochs() {
     needed=$(closure bochs-term "$codename" 'bochs*' vgabios)
     local found
     found=$(awk '$1 == "bochs" { print $2 }' <<<"$needed")
-    [[ -n $found ]] || fail "apt cannot install bochs from $codename" \
-        "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     [[ $found == "$bochs_version"[.+-]* ]] || fail \
         "$codename has bochs $found, not $bochs_version" "ept/bochs is tested with $bochs_version."
 
-    local wanted=() name package_version
-    while read -r name package_version; do
-        case $name in
-        bochs | bochs-term | bochsbios | vgabios) ;;
-        # The C library must match the host's loader.
-        libc6 | libc-bin) continue ;;
-        # Used by the menu only, which is never opened.
-        lib*-perl) continue ;;
-        lib*) ! machine_has "$name" "$package_version" || continue ;;
-        # Programs and scripts that the libraries' packages need only during installation.
-        *) continue ;;
-        esac
-        wanted+=("$name=$package_version")
-    done <<<"$needed"
+    # The libraries' Perl is used by the menu only, which is never opened.
+    local wanted
+    mapfile -t wanted < <(grep -v '^lib.*-perl ' <<<"$needed" |
+        with_missing_libraries bochs bochs-term bochsbios vgabios)
 
     say "Bochs $bochs_version: fetching ${#wanted[@]} packages"
     fetch_and_unpack "$folder/root" "${wanted[@]}"

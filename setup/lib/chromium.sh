@@ -13,21 +13,11 @@ setup_chromium() {
     # Debian publishes new versions of Chromium only as security updates, until the next point
     # release.
     needed=$(closure chromium-headless-shell "$codename-security" 'chromium*')
-    [[ -n $needed ]] || fail "apt cannot install chromium-headless-shell from $codename-security" \
-        "apt says: $(tail -n 1 "$private_apt/resolve.log")"
-    local wanted=(fonts-dejavu-core) name package_version
-    while read -r name package_version; do
-        case $name in
-        chromium-headless-shell | chromium-common) ;;
-        # The C library must match the host's loader.
-        libc6 | libc-bin) continue ;;
-        # Graphics drivers and interpreters of the X11 tools that the package asks for.
-        libgl1* | libglx* | libglvnd0 | libglapi* | libllvm* | libz3* | libperl*) continue ;;
-        lib*) ! machine_has "$name" "$package_version" || continue ;;
-        *) continue ;;
-        esac
-        wanted+=("$name=$package_version")
-    done <<<"$needed"
+    # Without graphics drivers and interpreters of the X11 tools that the package asks for.
+    local wanted
+    mapfile -t wanted < <(grep -vE '^lib(gl1|glx|glvnd0|glapi|llvm|z3|perl)' <<<"$needed" |
+        with_missing_libraries chromium-headless-shell chromium-common)
+    wanted+=(fonts-dejavu-core)
 
     say "Chromium: fetching ${#wanted[@]} packages"
     fetch_and_unpack "$folder/root" "${wanted[@]}"

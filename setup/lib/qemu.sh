@@ -13,8 +13,6 @@ setup_qemu() {
 
     local needed
     needed=$(closure qemu-system-x86 "$suite" 'qemu-system-*' seabios ipxe-qemu)
-    [[ -n $needed ]] || fail "apt cannot install qemu-system-x86 from $suite" \
-        "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     local found
     found=$(awk '$1 == "qemu-system-x86" { print $2 }' <<<"$needed")
     # Epoch, then the version proper: 1:7.2+dfsg-7…, 1:10.0.2+ds-2…
