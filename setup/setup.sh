@@ -127,11 +127,11 @@ for component in "${components[@]}"; do
     kernel) setup_kernel ;;
     busybox) setup_busybox ;;
     bochs) setup_bochs ;;
-    swtpm) setup_program swtpm swtpm version swtpm-libs ;;
-    shellcheck) setup_program shellcheck shellcheck "version: " ;;
+    swtpm) setup_program swtpm swtpm swtpm-libs ;;
+    shellcheck) setup_program shellcheck shellcheck ;;
     libvirt) setup_libvirt ;;
     apache) setup_apache ;;
-    bpftrace) setup_program bpftrace bpftrace bpftrace ;;
+    bpftrace) setup_program bpftrace bpftrace ;;
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
     package-root) setup_package_root ;;
@@ -140,7 +140,7 @@ for component in "${components[@]}"; do
     devices-kernel) setup_devices_kernel ;;
     kernels) setup_kernels ;;
     passt) with_release trixie setup_passt ;;
-    bindfs) setup_program bindfs bindfs bindfs ;;
+    bindfs) setup_program bindfs bindfs ;;
     pacemaker) setup_pacemaker ;;
     openssh) setup_openssh ;;
     libvirt-11.3) with_release trixie setup_libvirt_root 11.3 trixie ;;

@@ -14,7 +14,7 @@ hikkoshi=${HIKKOSHI_BIN:-$here/../../target/release/hikkoshi}
 command -v jq >/dev/null || { echo "jq is needed (Debian: apt install jq)" >&2; exit 1; }
 folder=$(mktemp -d)
 qemu=
-trap '[[ -z $qemu ]] || kill "$qemu"; mountpoint -q "$folder/root" && umount "$folder/root"; rm -r "$folder"' EXIT
+trap '[[ -z $qemu ]] || kill "$qemu" || true; mountpoint -q "$folder/root" && umount "$folder/root"; rm -r "$folder"' EXIT
 
 "$build/qemu-img/run" convert -O raw "$build/debian/disk.qcow2" "$folder/disk.raw"
 mkdir "$folder/root"

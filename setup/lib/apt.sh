@@ -137,7 +137,7 @@ write_source() {
 
 # The packages that package $1 needs, itself included: lines of "name version", for an empty
 # machine, where the packages named by the patterns after $3 come from suite $2 and everything else
-# from apt's preferred suite.
+# from apt's preferred suite. Fails if apt cannot install it.
 closure() {
     local package=$1 suite=$2 log=$private_apt/resolve.log needed
     shift 2
@@ -182,6 +182,7 @@ machine_has() {
 fetch_and_unpack() {
     local into=$1 downloads=$private_apt/downloads log=$private_apt/download.log
     shift
+    (($#)) || fail "there are no packages to unpack into $into" "This is a defect of the set-up."
     rm -rf "$downloads"
     mkdir -p "$downloads" "$into"
     if ! (cd "$downloads" && apt_get download "$@") >"$log" 2>&1; then

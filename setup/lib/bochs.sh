@@ -22,7 +22,7 @@ setup_bochs() {
     [[ $found == "$bochs_version"[.+-]* ]] || fail \
         "$codename has bochs $found, not $bochs_version" "ept/bochs is tested with $bochs_version."
 
-    # The libraries' Perl is used by the menu only, which is never opened.
+    # Perl modules are used by the menu only, which is never opened.
     local wanted
     mapfile -t wanted < <(grep -v '^lib.*-perl ' <<<"$needed" |
         with_missing_libraries bochs bochs-term bochsbios vgabios)

@@ -23,8 +23,6 @@ setup_libvirt() {
         esac
         wanted+=("$name=$package_version")
     done < <(sort -u <<<"$needed")
-    [[ " ${wanted[*]} " == *" libvirt-daemon="* && " ${wanted[*]} " == *" libvirt-dev="* ]] || fail \
-        "apt cannot install libvirt from $codename" "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     fetch_and_unpack "$folder/root" "${wanted[@]}"
     # `/lib` of a host with a merged `/usr` is a link that a folder would hide.
     if [[ -d $folder/root/lib ]]; then

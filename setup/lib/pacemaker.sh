@@ -19,8 +19,6 @@ setup_pacemaker() {
         esac
         machine_has "$name" "$package_version" || wanted+=("$name=$package_version")
     done < <(sort -u <<<"$needed")
-    [[ " ${wanted[*]} " == *" pacemaker="* && " ${wanted[*]} " == *" crmsh="* ]] || fail \
-        "apt cannot install Pacemaker from $codename" "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     fetch_and_unpack "$folder/root" "${wanted[@]}"
     # `/lib` and `/sbin` of a host with a merged `/usr` are links that a folder would hide.
     local merged
