@@ -30,7 +30,6 @@ const RULE: Rule<'_> = Rule {
         "docs/after-a-move.md",
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
-        "docs/copying-disks.md",
         "docs/dashboard.md",
         "docs/dirty-rate.md",
         "docs/dirty-logging.md",
