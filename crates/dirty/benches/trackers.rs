@@ -11,6 +11,7 @@ mod common;
 mod kvm_guest;
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
@@ -229,6 +230,40 @@ fn pass_in_ranges(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// One pass over 2 GiB in 8 slots, with 100,000 dirty pages, by several threads, each of which takes
+/// every second or fourth range of 32 MiB.
+fn take_by_threads(criterion: &mut Criterion) {
+    const RANGE: u64 = (32 << 20) / PAGE_BYTES;
+    const DIRTY: u64 = 100_000;
+    let mut group = group(criterion, "take by threads", 500);
+    for (name, tracker) in TRACKERS {
+        let logged = Logged::new(tracker, 2 * GIB, GIB / 4);
+        logged.take_all();
+        for threads in [1, 2, 4] {
+            group.bench_function(BenchmarkId::new(name, threads), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let log = logged.log.as_deref().unwrap();
+                    let all = logged.guest.layout.all();
+                    let take = |thread| {
+                        for range in all.chunks(RANGE).skip(thread).step_by(threads) {
+                            log.take(range, &mut |_| ()).unwrap();
+                        }
+                    };
+                    let work = || {
+                        thread::scope(|scope| {
+                            for thread in 0..threads {
+                                scope.spawn(move || take(thread));
+                            }
+                        });
+                    };
+                    timed(rounds, 9, || logged.dirty(DIRTY), work)
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
 /// What the guest pays: the time of a write to each of 50,000 pages, clean ones and dirty ones.
 fn write(criterion: &mut Criterion) {
     const PAGES: u64 = 50_000;
@@ -258,6 +293,7 @@ criterion_group!(
     take_by_guest_size,
     take_by_touched_memory,
     pass_in_ranges,
+    take_by_threads,
     write
 );
 criterion_main!(benches);
