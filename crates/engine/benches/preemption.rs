@@ -5,9 +5,10 @@
 //! while, then waits for a page, as long as the background lasts. So an idea can be tried in
 //! seconds. The results are in `docs/preemption.md`.
 //!
-//! `-- --ablation`: what each step gains, with pages of 4 KiB: a channel of its own for urgent
-//! pages, background pages of 2 MiB that urgent ones interrupt, and a request that is answered by
-//! the thread that reads it. `--rounds N` rounds, alternating.
+//! `-- --ablation`: what each step gains, with pages of 4 KiB and 2 MiB, at 10 and 1 Gbit/s: a
+//! channel of its own for urgent pages, background pages of 2 MiB that urgent ones interrupt, and a
+//! request that is answered by the thread that reads it. `--rounds N` rounds, alternating. Prints
+//! the medians as comma-separated values, of which `hikkoshi-plots` makes a table and a plot.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may panic.
 
@@ -28,8 +29,10 @@ use hikkoshi_link::{
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
 
-/// The memory that goes back and forth, in pages: more than the caches hold.
+/// The memory that goes back and forth, in pages: more than the caches hold. Background pages are
+/// from the first half, requested ones from the second.
 const MEMORY: usize = 16 << 10;
+const REQUESTED: u64 = MEMORY as u64 / 2;
 const LIMITS: Limits = Limits {
     pages: MEMORY as u64,
 };
@@ -39,6 +42,9 @@ const ACK_EVERY: u64 = 32 << 10;
 /// Pages in a huge page, and in the frames in which it is sent.
 const HUGE: usize = 512;
 const HUGE_FRAME: usize = 256;
+
+/// Pages in the frames in which a requested huge page is sent on the urgent link.
+const URGENT_FRAME: u64 = 8;
 
 /// Who sends a page that was requested.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,6 +65,8 @@ struct Trial {
     /// Pages that are pushed at once: more than a frame has are not interrupted.
     piece: usize,
     sender: Sender,
+    /// Pages of 4 KiB in a page that is requested.
+    request: u64,
     seconds: f64,
     /// Mean time between a page and the next request, µs; none: no requests.
     think: Option<u64>,
@@ -80,6 +88,7 @@ impl Trial {
             links: 1,
             piece: 8,
             sender: Sender::Reader,
+            request: 1,
             seconds: 3.0,
             think: Some(50),
             limit_in_flight: true,
@@ -97,6 +106,7 @@ impl Trial {
                 "--gbit" => trial.gbit = value().parse().unwrap(),
                 "--links" => trial.links = value().parse().unwrap(),
                 "--piece" => trial.piece = value().parse().unwrap(),
+                "--request" => trial.request = value().parse().unwrap(),
                 "--seconds" => trial.seconds = value().parse().unwrap(),
                 "--think" => trial.think = Some(value().parse().unwrap()),
                 "--idle" => trial.think = None,
@@ -131,10 +141,10 @@ impl Trial {
             ("none", step(PusherOnItsLink, HUGE)),
             ("interrupts 2 MiB", step(PusherOnItsLink, 8)),
             ("own channel", step(Pusher, HUGE)),
-            ("own channel, interrupts 2 MiB", step(Pusher, 8)),
-            ("own channel, the reader sends", step(Reader, HUGE)),
+            ("own channel and interrupts", step(Pusher, 8)),
+            ("own channel and the reader sends", step(Reader, HUGE)),
             ("all three", step(Reader, 8)),
-            ("all three, background limited in flight", self.clone()),
+            ("all three and limited in flight", self.clone()),
         ]
     }
 }
@@ -173,30 +183,39 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Runs each step, in rounds, and prints the medians as a table.
+/// Runs each step on each line and with each size of page, in rounds, and prints the medians.
 fn ablation(trial: &Trial, rounds: u32) {
-    let steps = trial.ablated();
-    let mut rows = vec![Vec::new(); steps.len()];
+    let cases: Vec<_> = [(10, 1), (1, 1), (10, HUGE as u64), (1, HUGE as u64)]
+        .into_iter()
+        .map(|(gbit, request)| Trial {
+            gbit,
+            request,
+            ..trial.clone()
+        })
+        .flat_map(|case| case.ablated())
+        .collect();
+    let mut rows = vec![Vec::new(); cases.len()];
     for round in 1..=rounds {
-        for ((name, step), row) in steps.iter().zip(&mut rows) {
-            let outcome = run(step);
-            println!("round {round} {name}: {outcome}");
+        for ((name, case), row) in cases.iter().zip(&mut rows) {
+            let outcome = run(case);
+            let (gbit, page) = (case.gbit, case.request * 4);
+            eprintln!("round {round} {gbit} Gbit/s, {page} KiB, {name}: {outcome}");
             let latency = outcome.latency.unwrap();
             let quantile = |part| latency.value_at_quantile(part) as f64;
             let (mean, background) = (latency.mean(), outcome.background);
             row.push([mean, quantile(0.5), quantile(0.99), background]);
         }
     }
-    println!("\n| steps | mean, µs | p50 | p99 | background, MB/s |");
-    println!("| --- | ---: | ---: | ---: | ---: |");
-    for ((name, _), row) in steps.iter().zip(&rows) {
+    println!("steps,Gbit/s,page in KiB,mean in µs,p50,p99,background in MB/s");
+    for ((name, case), row) in cases.iter().zip(&rows) {
         let median = |column: usize| {
             let mut values: Vec<f64> = row.iter().map(|values| values[column]).collect();
             values.sort_by(f64::total_cmp);
             values[values.len() / 2]
         };
         let [mean, p50, p99, background] = [0, 1, 2, 3].map(median);
-        println!("| {name} | {mean:.0} | {p50:.0} | {p99:.0} | {background:.0} |");
+        let (gbit, page) = (case.gbit, case.request * 4);
+        println!("{name},{gbit},{page},{mean:.0},{p50:.0},{p99:.0},{background:.0}");
     }
 }
 
@@ -337,18 +356,21 @@ fn push(
             }
             if let Some(answers) = &mut answers {
                 while let Ok(range) = answers.requested.try_recv() {
-                    let page = content(range.start().index(), 1);
-                    match &mut answers.writer {
-                        Some(writer) => writer.pages(range, page)?,
-                        None => {
-                            link.pages(range, page, stop)?;
-                            link.flush(stop)?;
+                    for frame in range.chunks(HUGE_FRAME as u64) {
+                        let pages = usize::try_from(frame.len()).unwrap();
+                        let content = content(frame.start().index(), pages);
+                        match &mut answers.writer {
+                            Some(writer) => writer.pages(frame, content)?,
+                            None => link.pages(frame, content, stop)?,
                         }
+                    }
+                    if answers.writer.is_none() {
+                        link.flush(stop)?;
                     }
                 }
             }
             let step = pages as u64;
-            let at = cursor.fetch_add(step, Ordering::Relaxed) % (MEMORY as u64 - step);
+            let at = cursor.fetch_add(step, Ordering::Relaxed) % (REQUESTED - step);
             let frames = PageRange::from_len(Page::new(at), step).chunks(HUGE_FRAME as u64);
             for frame in frames {
                 let pages = usize::try_from(frame.len()).unwrap();
@@ -378,7 +400,7 @@ fn receive(
     trial.priority.apply(PriorityClass::Background);
     let mut memory = vec![1; MEMORY * PAGE_SIZE];
     let mut buffer = vec![0; 256 * PAGE_SIZE];
-    let mut acked = 0;
+    let (mut acked, mut answered) = (0, 0);
     loop {
         let frame = match reader.frame() {
             Ok(frame) => frame,
@@ -393,9 +415,12 @@ fn receive(
             let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
             memory[from..from + content.len()].copy_from_slice(content);
             received.fetch_add(content.len() as u64, Ordering::Relaxed);
-            // Pieces of the background have more pages.
-            if trial.sender == Sender::PusherOnItsLink && range.len() == 1 {
-                let _ = wake.write_all(&[0]);
+            if range.start().index() >= REQUESTED {
+                answered += range.len();
+                if answered == trial.request {
+                    answered = 0;
+                    let _ = wake.write_all(&[0]);
+                }
             }
         }
         let bytes = reader.received();
@@ -439,26 +464,29 @@ fn ask(
     let answering = thread::spawn(move || {
         t.priority.apply(PriorityClass::Urgent);
         requests.set_poll(t.poll);
-        let mut page = vec![0; PAGE_SIZE];
+        let mut buffer = vec![0; usize::try_from(URGENT_FRAME).unwrap() * PAGE_SIZE];
         while let Ok(Frame::Request { range }) = requests.frame() {
             if t.sender != Sender::Reader {
                 let _ = sender.send(range);
                 continue;
             }
             let _answering = urgency.begin();
-            let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
-            page.copy_from_slice(&memory[from..from + PAGE_SIZE]);
-            pages.pages(range, &page).unwrap();
+            for frame in range.chunks(URGENT_FRAME) {
+                let from = usize::try_from(frame.start().index()).unwrap() * PAGE_SIZE;
+                let content = &mut buffer[..usize::try_from(frame.len()).unwrap() * PAGE_SIZE];
+                content.copy_from_slice(&memory[from..from + content.len()]);
+                pages.pages(frame, content).unwrap();
+            }
         }
     });
     // The destination: faults to requests, pages to memory.
     let (mut pages, mut requests) = split(&destination, LIMITS, stop).unwrap();
-    let priority = trial.priority;
+    let (priority, pages_in_request) = (trial.priority, trial.request);
     let faults = thread::spawn(move || {
         priority.apply(PriorityClass::Urgent);
         let mut page = [0; 8];
         while fault_in.read_exact(&mut page).is_ok() {
-            let range = PageRange::from_len(Page::new(u64::from_le_bytes(page)), 1);
+            let range = PageRange::from_len(Page::new(u64::from_le_bytes(page)), pages_in_request);
             requests.frame(Frame::Request { range }).unwrap();
         }
     });
@@ -466,10 +494,16 @@ fn ask(
     let installing = thread::spawn(move || {
         t.priority.apply(PriorityClass::Urgent);
         pages.set_poll(t.poll);
-        let mut page = vec![0; PAGE_SIZE];
-        while pages.frame().is_ok() {
-            pages.payload(&mut page).unwrap();
-            wake_out.write_all(&[0]).unwrap();
+        let mut buffer = vec![0; HUGE * PAGE_SIZE];
+        let mut answered = 0;
+        while let Ok(frame) = pages.frame() {
+            let content = &mut buffer[..frame.payload_len()];
+            pages.payload(content).unwrap();
+            answered += content.len() / PAGE_SIZE;
+            if answered as u64 == t.request {
+                answered = 0;
+                wake_out.write_all(&[0]).unwrap();
+            }
         }
     });
 
@@ -484,7 +518,8 @@ fn ask(
         while computed.elapsed() < think {
             std::hint::spin_loop();
         }
-        let page = (seed >> 20) % MEMORY as u64;
+        let choices = (MEMORY as u64 - REQUESTED) / trial.request;
+        let page = REQUESTED + (seed >> 20) % choices * trial.request;
         let asked = Instant::now();
         fault_out.write_all(&page.to_le_bytes()).unwrap();
         wake_in.read_exact(&mut [0]).unwrap();

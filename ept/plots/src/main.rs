@@ -1,17 +1,19 @@
-//! Draws the plots of `ept/docs/cost.md` and `docs/dirty-logging.md` from the results of the
-//! benches, and prints the rows of their tables. In the folder `ept`:
+//! Draws the plots of `ept/docs/cost.md`, `docs/dirty-logging.md` and `docs/preemption.md` from the
+//! results of the benches, and prints the rows of their tables. In the folder `ept`:
 //!
 //! ```text
-//! cargo run --package hikkoshi-plots -- \
-//!     target/criterion ranges.csv vcpus.csv docs/rates.csv docs/plots
+//! cargo run --package hikkoshi-plots -- --criterion target/criterion --ranges ranges.csv \
+//!     --vcpus vcpus.csv --rates docs/rates.csv docs/plots
 //! ```
 //!
-//! The first argument is criterion's folder, which has the results of `hikkoshi-ept`'s bench `cost`
-//! and `hikkoshi-dirty`'s bench `trackers`. The second and the third are the outputs of
-//! `hikkoshi-ept`'s benches `ranges` and `vcpus`. The fourth has rates of real software
-//! (`bench/rates/measure.sh`), for the model of what page-modification logging gains. What was not
-//! measured is left out. One SVG for each plot is written into the last folder. All times are
-//! medians.
+//! * `--criterion`: criterion's folder, which has the results of `hikkoshi-ept`'s bench `cost` and
+//!   `hikkoshi-dirty`'s bench `trackers`;
+//! * `--ranges`, `--vcpus`: the outputs of `hikkoshi-ept`'s benches of these names;
+//! * `--rates`: rates of real software (`bench/rates/measure.sh`), for the model of what
+//!   page-modification logging gains;
+//! * `--steps`: the output of `hikkoshi-engine`'s bench `preemption` with `--ablation`.
+//!
+//! One SVG for each plot is written into the last folder. All times are medians.
 #![allow(clippy::print_stdout)] // the rows are for people
 
 mod bars;
@@ -21,6 +23,7 @@ mod measurements;
 mod model;
 mod picture;
 mod ranges;
+mod steps;
 mod vcpus;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,16 +79,26 @@ const BARS: [(&str, &str); 3] = [
     ),
 ];
 
+const USAGE: &str = "usage: hikkoshi-plots [--criterion FOLDER] [--ranges CSV] [--vcpus CSV] \
+                     [--rates CSV] [--steps CSV] OUTPUT_FOLDER";
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<String> = env::args().collect();
-    let [_, from, ranges, vcpus, rates, to] = &arguments[..] else {
-        let usage =
-            "usage: hikkoshi-plots CRITERION_FOLDER RANGES_CSV VCPUS_CSV RATES_CSV OUTPUT_FOLDER";
-        return Err(usage.into());
-    };
-    fs::create_dir_all(to)?;
+    let mut from = BTreeMap::new();
+    let mut to = None;
+    let mut arguments = env::args().skip(1);
+    while let Some(word) = arguments.next() {
+        match word.strip_prefix("--") {
+            Some(kind @ ("criterion" | "ranges" | "vcpus" | "rates" | "steps")) => {
+                from.insert(kind.to_owned(), arguments.next().ok_or(USAGE)?);
+            }
+            Some(_) => return Err(USAGE.into()),
+            None => to = Some(word),
+        }
+    }
+    let to = to.ok_or(USAGE)?;
+    fs::create_dir_all(&to)?;
     let measured = |group: &str| {
-        let folder = Path::new(from).join(group);
+        let folder = Path::new(from.get("criterion")?).join(group);
         if !folder.exists() {
             println!("\n{group}: not measured");
         }
@@ -93,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let file = |name: &str| {
         let name = name.replace(", ", "-").replace(' ', "-");
-        Path::new(to).join(format!("{name}.svg"))
+        Path::new(&to).join(format!("{name}.svg"))
     };
     for (group, axis) in LINES {
         let Some(folder) = measured(group) else {
@@ -120,11 +133,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("| {region} | {how} | {} |", time(*ns));
         }
     }
-    let output = |name: &str| {
-        if !Path::new(name).exists() {
-            println!("\n{name}: not measured");
+    let output = |kind: &str| {
+        let Some(name) = from.get(kind) else {
             return Ok(None);
-        }
+        };
         let csv = fs::read_to_string(name)?;
         println!("\n{name}");
         for line in csv.lines() {
@@ -132,7 +144,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok::<_, std::io::Error>(Some(csv))
     };
-    if let Some(csv) = output(ranges)? {
+    if let Some(csv) = output("ranges")? {
         let (sent, stale) = ranges::read(&csv)?;
         for (name, title, values) in [
             ("ranges-stale", "stale pages sent, by ranges", stale),
@@ -143,7 +155,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             fs::write(file(name), svg)?;
         }
     }
-    if let Some(csv) = output(vcpus)? {
+    if let Some(csv) = output("vcpus")? {
         let (writes, takes) = vcpus::read(&csv)?;
         let title = "writes of all vCPUs, by method";
         let caption = "millions per second; the log is taken every 10 ms";
@@ -155,8 +167,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         let svg = bars::plot(title, caption, &takes, false, time)?;
         fs::write(file("vcpus-takes"), svg)?;
     }
-    if let Some(csv) = output(rates)? {
+    if let Some(csv) = output("rates")? {
         fs::write(file("model"), model::plot(&csv)?)?;
+    }
+    if let Some(csv) = output("steps")? {
+        let title = "mean time of a page request, by what is there";
+        let caption = "logarithmic; background fills the line";
+        let svg = bars::plot(title, caption, &steps::read(&csv)?, true, |micros| {
+            time(micros * 1e3)
+        })?;
+        fs::write(file("steps"), svg)?;
     }
     Ok(())
 }
