@@ -230,8 +230,8 @@ fn pass_in_ranges(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One pass over 2 GiB in 8 slots, with 100,000 dirty pages, by several threads, each of which takes
-/// every second or fourth range of 32 MiB.
+/// One pass over 2 GiB in 8 slots, with 100,000 dirty pages, by several threads, each of which
+/// takes every second or fourth range of 32 MiB.
 fn take_by_threads(criterion: &mut Criterion) {
     const RANGE: u64 = (32 << 20) / PAGE_BYTES;
     const DIRTY: u64 = 100_000;

@@ -1,15 +1,16 @@
-//! Figures are of this tree: a revision that a page names as measured is in the project's history,
-//! and not too many commits of product code came after it.
+//! Figures are of this tree: a revision that a page or one of its plots names as measured is in the
+//! project's history, and not too many commits of product code came after it.
 //!
 //! A decision keeps the figures that it was taken by.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::{fs, io};
 
 use crate::Finding;
 use crate::document::Document;
+use crate::tree::follow;
 
 /// Product code: what figures are measured of.
 const PRODUCT: [&str; 2] = ["crates", "ept"];
@@ -122,6 +123,25 @@ fn revisions(lines: &[(String, bool)]) -> Vec<(usize, &str)> {
     found
 }
 
+/// The words of the plots that a document shows, each with the line of its link. (Links that lead
+/// nowhere are found elsewhere.)
+fn plots(document: &Document, root: &Path) -> Vec<(usize, Vec<(String, bool)>)> {
+    let folder = document.file.parent().unwrap_or(Path::new(""));
+    let links = document.links.iter();
+    links
+        .filter(|(link, _)| {
+            Path::new(link)
+                .extension()
+                .is_some_and(|kind| kind == "svg")
+        })
+        .filter_map(|(link, line)| {
+            let svg = fs::read_to_string(root.join(follow(folder, link)?)).ok()?;
+            let text = svg.replace(['<', '>'], " ");
+            Some((*line, vec![(text, false)]))
+        })
+        .collect()
+}
+
 fn is_revision(word: &str) -> bool {
     let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     (7..=12).contains(&word.len()) && word.chars().all(is_hex)
@@ -152,7 +172,12 @@ fn check_by(
             continue;
         }
         let exempt = outdated.iter().find(|page| file == Path::new(page));
-        for (line, revision) in revisions(lines) {
+        let plots = plots(document, &history.root);
+        let of_plots = plots.iter().flat_map(|(line, text)| {
+            let found = revisions(text);
+            found.into_iter().map(|(_, revision)| (*line, revision))
+        });
+        for (line, revision) in revisions(lines).into_iter().chain(of_plots) {
             let what = match history.commits_after(revision)? {
                 None => format!("revision {revision} is not in the project's history"),
                 Some(after) if after <= most => continue,
@@ -181,7 +206,6 @@ fn check_by(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn revisions_are_found_also_in_the_next_line() {
@@ -222,8 +246,12 @@ mod tests {
         let (history, first) = history(root.path(), 3);
         let page = |name: &str, text: String| Document::parse(Path::new(name), &text);
         let old = format!("of revision {first}\n");
+        let svg = format!("<text>today, revision {first}: 2 cores</text>");
+        fs::create_dir(root.path().join("docs")).unwrap();
+        fs::write(root.path().join("docs/plot.svg"), svg).unwrap();
         let documents = [
             page("docs/old.md", old.clone()),
+            page("docs/plot.md", "![a plot](plot.svg)".into()),
             page("docs/decisions/0001.md", old.clone()),
             page("docs/exempt.md", old.clone()),
             page("docs/unknown.md", "revision 0123456".into()),
@@ -238,10 +266,11 @@ mod tests {
             .iter()
             .map(|finding| format!("{}: {}", finding.file.display(), finding.what))
             .collect();
-        let [old, unknown, new] = &found[..] else {
+        let [old, plot, unknown, new] = &found[..] else {
             panic!("{found:?}")
         };
         assert!(old.starts_with("docs/old.md: 3 commits"), "{old}");
+        assert!(plot.starts_with("docs/plot.md: 3 commits"), "{plot}");
         assert!(unknown.starts_with("docs/unknown.md: revision 0123456 is not"));
         assert!(new.starts_with("docs/new.md: is measured again"), "{new}");
     }
