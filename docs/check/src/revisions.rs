@@ -28,11 +28,9 @@ struct Rule<'a> {
 const RULE: Rule<'_> = Rule {
     most: 300,
     outdated: &[
-        "docs/after-a-move.md",
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
         "docs/dashboard.md",
-        "docs/dirty-rate.md",
         "docs/dirty-logging.md",
         "docs/estimate.md",
         "docs/published.md",
