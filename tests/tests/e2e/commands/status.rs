@@ -270,6 +270,8 @@ fn what_a_status_costs() {
     let (exits, _) = migration.wait();
     exits.assert_source(1, &["the guest still runs at the source"]);
     guest.assert_healthy();
+    // The next guest's QEMU has the same name.
+    drop(guest);
 
     let slowly = ["--bandwidth", "1M"];
     let (mut guest, migration) =
