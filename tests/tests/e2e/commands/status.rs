@@ -273,7 +273,7 @@ fn what_a_status_costs() {
     // The next guest's QEMU has the same name.
     drop(guest);
 
-    let slowly = ["--bandwidth", "1M"];
+    let slowly = ["--bandwidth", "2M", "--compress", "off"];
     let (mut guest, migration) =
         slow_migration(&env, &MigrationPlan::new("postcopy").migrate_args(&slowly));
     let of_source = (migration.migrate.pid(), Side::Source);
