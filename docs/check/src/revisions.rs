@@ -30,7 +30,6 @@ const RULE: Rule<'_> = Rule {
     outdated: &[
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
-        "docs/dirty-logging.md",
         "docs/estimate.md",
         "docs/published.md",
         "docs/reliability.md",
