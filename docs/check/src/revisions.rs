@@ -33,7 +33,6 @@ const RULE: Rule<'_> = Rule {
         "docs/estimate.md",
         "docs/published.md",
         "docs/reliability.md",
-        "docs/status.md",
         "ept/docs/cost.md",
     ],
 };
