@@ -269,11 +269,17 @@ impl Workload {
     }
 
     /// Whether nothing is compressed: the pages of a guest that writes a word here and there
-    /// compress more than those of others, and these cases compare what the line carries.
+    /// compress more than those of others, and these cases compare what the line carries, or are
+    /// of a long move.
     pub(crate) fn is_uncompressed(self) -> bool {
         matches!(
             self,
-            Self::Fill | Self::PrivateFill | Self::Paced(_) | Self::PrivatePaced(_) | Self::Endless
+            Self::Fill
+                | Self::PrivateFill
+                | Self::Paced(_)
+                | Self::PrivatePaced(_)
+                | Self::Endless
+                | Self::Disk20Long
         )
     }
 
