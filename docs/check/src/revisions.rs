@@ -31,9 +31,7 @@ const RULE: Rule<'_> = Rule {
         "docs/assets/estimate/measured.md",
         "docs/benchmarks.md",
         "docs/estimate.md",
-        "docs/published.md",
         "docs/reliability.md",
-        "ept/docs/cost.md",
     ],
 };
 
