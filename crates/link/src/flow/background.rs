@@ -55,6 +55,8 @@ pub struct BackgroundSender {
     reader: LinkReader,
     window: Window,
     rate_limit: PresentLimit,
+    /// Whether `rate_limit` does not count at present.
+    unlimited: bool,
     /// In post-copy: whether the guest waits for a page.
     urgent_activity: Option<UrgentActivity>,
     /// In pre-copy: how long the peer may acknowledge nothing, and the time of the last progress.
@@ -83,6 +85,7 @@ impl BackgroundSender {
             reader,
             window: Window::new(now),
             rate_limit: bandwidth.present_limit(),
+            unlimited: false,
             urgent_activity: None,
             progress_timeout: None,
             last_progress: now,
@@ -126,6 +129,12 @@ impl BackgroundSender {
     pub fn set_progress_timeout(&mut self, progress_timeout: Option<Duration>) {
         self.progress_timeout = progress_timeout;
         self.writer.set_progress_timeout(progress_timeout);
+    }
+
+    /// Whether what is sent from now on is not limited by the [`Bandwidth`]: the guest is paused
+    /// until it has arrived.
+    pub fn set_unlimited(&mut self, unlimited: bool) {
+        self.unlimited = unlimited;
     }
 
     /// Starts post-copy: urgent pages now share the network with this link, one of `links`.
@@ -295,7 +304,7 @@ impl BackgroundSender {
         self.last_written = now;
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
-        if let Some(limit) = self.rate_limit.get() {
+        if let Some(limit) = self.rate_limit.get().filter(|_| !self.unlimited) {
             limit.spend(bytes, now);
         }
     }
@@ -304,10 +313,16 @@ impl BackgroundSender {
     /// no wait after the last bytes.
     fn wait_for_rate_limit(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         if self.urgent_activity.is_none() {
-            let limit = self.rate_limit.get().map(RateLimit::bytes_per_second);
+            let limit = match self.unlimited {
+                true => None,
+                false => self.rate_limit.get().map(RateLimit::bytes_per_second),
+            };
             // The value is rounded, and `as` saturates.
             #[allow(clippy::cast_precision_loss)]
             self.set_pace(limit.map(|limit| limit as f64 * LIMIT_PACE_GAIN));
+        }
+        if self.unlimited {
+            return Ok(());
         }
         // A changed limit is used after a tick at most.
         while let Some(limit) = self.rate_limit.get() {

@@ -87,3 +87,31 @@ fn the_kernel_paces_precopy_with_a_limit() {
     thread::sleep(SAMPLE_INTERVAL);
     assert_eq!(pace(&mut sender), None);
 }
+
+/// What a paused guest waits for is neither limited nor counted.
+#[test]
+fn a_paused_guest_does_not_wait_for_a_limit() {
+    let bandwidth = Bandwidth::new(Some(10));
+    let (mut sender, _receiver) = limited_link(&bandwidth);
+    let stop = CancelFlag::new();
+    let page = PageRange::from_len(Page::new(1), 1);
+    let send = |sender: &mut BackgroundSender| {
+        sender.make_room(PAGE_SIZE as u64, &stop).unwrap();
+        let pace = sender.kernel_pace;
+        sender.pages(page, &[1; PAGE_SIZE], &stop).unwrap();
+        sender.flush(&stop).unwrap();
+        pace
+    };
+    let wait = |sender: &mut BackgroundSender| {
+        let limit = sender.rate_limit.get().unwrap();
+        limit.wait(Instant::now())
+    };
+    sender.set_unlimited(true);
+    for _ in 0..4 {
+        assert_eq!(send(&mut sender), None);
+        assert_eq!(wait(&mut sender), Duration::ZERO);
+    }
+    sender.set_unlimited(false);
+    assert!(send(&mut sender).is_some());
+    assert!(wait(&mut sender) > Duration::ZERO);
+}

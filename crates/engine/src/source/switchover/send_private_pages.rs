@@ -50,7 +50,8 @@ impl PrivatePages {
         Self(found)
     }
 
-    /// Sends them on an idle link. The destination has been told of all stale pages.
+    /// Sends them on an idle link, without a limit of the bandwidth: the guest is paused until they
+    /// have arrived. The destination has been told of all stale pages.
     pub(crate) fn send<'a>(
         self,
         shared: &MigrationContext,
@@ -58,6 +59,7 @@ impl PrivatePages {
         link: &'a mut BackgroundSender,
     ) -> Result<PagesOnTheirWay<'a>, SourceFailure> {
         let before = link.sent();
+        link.set_unlimited(true);
         let mut reader = PageReader::new(PAGES_PER_READ);
         for (_, runs) in &self.0 {
             for &run in runs {
@@ -93,9 +95,9 @@ impl PagesOnTheirWay<'_> {
         shared: &MigrationContext,
     ) -> Result<(), SourceFailure> {
         let doing = "waiting for the pages of firmware and devices to arrive";
-        self.link
-            .drain(&shared.cancel)
-            .map_err(SourceFailure::link(doing))?;
+        let arrived = self.link.drain(&shared.cancel);
+        self.link.set_unlimited(false);
+        arrived.map_err(SourceFailure::link(doing))?;
         Counters::add(
             &shared.counters.background_bytes,
             self.link.sent().saturating_sub(self.before),
