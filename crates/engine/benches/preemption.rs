@@ -10,7 +10,7 @@
 //! request that is answered by the thread that reads it. `--rounds N` rounds, alternating. Prints
 //! the medians as comma-separated values, of which `hikkoshi-plots` makes a table and a plot.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may panic.
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)] // A measurement.
 
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
 
 /// The memory that goes back and forth, in pages: more than the caches hold. Background pages are
 /// from the first half, requested ones from the second.
-const MEMORY: usize = 16 << 10;
+const MEMORY: usize = 32 << 10;
 const REQUESTED: u64 = MEMORY as u64 / 2;
 const LIMITS: Limits = Limits {
     pages: MEMORY as u64,
@@ -43,7 +43,7 @@ const ACK_EVERY: u64 = 32 << 10;
 const HUGE: usize = 512;
 const HUGE_FRAME: usize = 256;
 
-/// Pages in the frames in which a requested huge page is sent on the urgent link.
+/// Pages in the frames in which a requested huge page is sent.
 const URGENT_FRAME: u64 = 8;
 
 /// Who sends a page that was requested.
@@ -356,7 +356,7 @@ fn push(
             }
             if let Some(answers) = &mut answers {
                 while let Ok(range) = answers.requested.try_recv() {
-                    for frame in range.chunks(HUGE_FRAME as u64) {
+                    for frame in range.chunks(URGENT_FRAME) {
                         let pages = usize::try_from(frame.len()).unwrap();
                         let content = content(frame.start().index(), pages);
                         match &mut answers.writer {
@@ -414,8 +414,9 @@ fn receive(
             }
             let from = usize::try_from(range.start().index()).unwrap() * PAGE_SIZE;
             memory[from..from + content.len()].copy_from_slice(content);
-            received.fetch_add(content.len() as u64, Ordering::Relaxed);
-            if range.start().index() >= REQUESTED {
+            if range.start().index() < REQUESTED {
+                received.fetch_add(content.len() as u64, Ordering::Relaxed);
+            } else {
                 answered += range.len();
                 if answered == trial.request {
                     answered = 0;
