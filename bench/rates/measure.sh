@@ -2,8 +2,7 @@
 # How many instructions software executes for each page that it makes dirty between two takes of a
 # log: boots the Debian guest under QEMU's TCG with a clock that advances by one nanosecond an
 # instruction (`-icount shift=0`), runs a workload in it, and measures its dirty rate for a minute.
-# The guest's own clock then counts instructions. Prints the rows of ept/docs/rates.csv: workload,
-# millions of instructions between two takes, instructions for each page. Run as root, with jq:
+# The guest's own clock then counts instructions. Prints ept/docs/rates.csv. Run as root, with jq:
 #
 #   make guest-debian build && bench/rates/measure.sh redis-set redis-get perl sort
 set -euo pipefail
@@ -34,6 +33,7 @@ clocks() {
     echo "$(date +%s.%N) $(grep -a uptime "$serial" | tail -n 1 | tr -d '\r')"
 }
 
+echo "workload,millions of instructions between takes,instructions per page"
 for workload; do
     serial=$folder/$workload.serial
     "$build/qemu-10.0/run" -machine pc -accel tcg -icount shift=0,sleep=off -m 1024 \

@@ -21,6 +21,10 @@ perl)
     # shellcheck disable=SC2016 # perl's variables
     forever perl -e 'my %h; for (1..400000) { $h{int(rand(1e6))} .= "value $_;" } my $n = keys %h;'
     ;;
+*)
+    echo "no such workload: $name"
+    exit 1
+    ;;
 esac
 echo begin
 while :; do

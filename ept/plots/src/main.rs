@@ -92,7 +92,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 from.insert(kind.to_owned(), arguments.next().ok_or(USAGE)?);
             }
             Some(_) => return Err(USAGE.into()),
-            None => to = Some(word),
+            None if to.is_none() => to = Some(word),
+            None => return Err(USAGE.into()),
         }
     }
     let to = to.ok_or(USAGE)?;
@@ -171,7 +172,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::write(file("model"), model::plot(&csv)?)?;
     }
     if let Some(csv) = output("steps")? {
-        let title = "mean time of a page request, by what is there";
+        let title = "mean time of a page request, by step";
         let caption = "logarithmic; background fills the line";
         let svg = bars::plot(title, caption, &steps::read(&csv)?, true, |micros| {
             time(micros * 1e3)

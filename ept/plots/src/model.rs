@@ -45,7 +45,10 @@ fn read(csv: &str) -> Result<Rates, Box<dyn Error>> {
             _ => rates.push((workload.to_owned(), vec![point])),
         }
     }
-    Ok(rates)
+    match rates.is_empty() {
+        true => Err("there are no rates".into()),
+        false => Ok(rates),
+    }
 }
 
 /// Draws for each workload the gain by the interval of the takes: a line, and a band between the
@@ -61,7 +64,7 @@ pub(crate) fn plot(csv: &str) -> Result<String, Box<dyn Error>> {
     let high = intervals().fold(low, f64::max);
     let [least, middle, greatest] = EXIT;
     picture(SIZE, |area| {
-        let title = "throughput by PML, of that by write protection: a model";
+        let title = "gain in throughput of PML over write protection (model)";
         text(area, title, (LEFT, 12), 16, &BLACK)?;
         let percent = 0.1..200f64;
         let mut chart = ChartBuilder::on(area)
@@ -122,5 +125,6 @@ mod tests {
         let expected = [("redis".to_owned(), redis), ("sort".to_owned(), sort)];
         assert_eq!(read(csv).unwrap(), expected);
         assert!(read("head\nredis,12\n").is_err());
+        assert!(read("head\n").is_err());
     }
 }
