@@ -29,7 +29,6 @@ const RULE: Rule<'_> = Rule {
     most: 300,
     outdated: &[
         "docs/assets/estimate/measured.md",
-        "docs/benchmarks.md",
         "docs/estimate.md",
         "docs/reliability.md",
     ],
