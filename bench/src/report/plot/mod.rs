@@ -2,6 +2,7 @@
 
 mod axis;
 mod chart;
+mod dots;
 mod figures;
 mod nano;
 mod timeline;
