@@ -304,28 +304,27 @@ impl BackgroundSender {
         self.last_written = now;
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
-        if let Some(limit) = self.rate_limit.get().filter(|_| !self.unlimited) {
+        if let Some(limit) = self.limit() {
             limit.spend(bytes, now);
         }
+    }
+
+    /// The limit at present.
+    fn limit(&mut self) -> Option<&RateLimit> {
+        self.rate_limit.get().filter(|_| !self.unlimited)
     }
 
     /// Waits until the rate limit allows more. This comes before sending, never after it: there is
     /// no wait after the last bytes.
     fn wait_for_rate_limit(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         if self.urgent_activity.is_none() {
-            let limit = match self.unlimited {
-                true => None,
-                false => self.rate_limit.get().map(RateLimit::bytes_per_second),
-            };
+            let limit = self.limit().map(RateLimit::bytes_per_second);
             // The value is rounded, and `as` saturates.
             #[allow(clippy::cast_precision_loss)]
             self.set_pace(limit.map(|limit| limit as f64 * LIMIT_PACE_GAIN));
         }
-        if self.unlimited {
-            return Ok(());
-        }
         // A changed limit is used after a tick at most.
-        while let Some(limit) = self.rate_limit.get() {
+        while let Some(limit) = self.limit() {
             let left = limit.wait(Instant::now());
             if left.is_zero() {
                 break;
