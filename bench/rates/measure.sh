@@ -45,6 +45,7 @@ for workload; do
     qemu=$!
     until grep -aq ^begin "$serial" 2>/dev/null; do
         kill -0 "$qemu" || { echo "$workload: QEMU has ended" >&2; exit 1; }
+        ! grep -as "^no such workload" "$serial" >&2 || exit 1
         sleep 0.2
     done
     sleep 10

@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn revisions_are_found_also_in_the_next_line() {
-        let text = "quiet, revision b87c50ff, five\nrevisions `ac7ed98` and\n347fbf1,\n\
+        let text = "quiet, revision b87c50ff, five\nrevisions `ac7ed98` and\n347fbf1-dirty,\n\
                     revision one, and 1234567\na revision\n";
         let document = Document::parse(Path::new("a.md"), text);
         assert_eq!(
