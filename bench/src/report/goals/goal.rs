@@ -35,7 +35,9 @@ pub(crate) struct Goal {
     /// The limit.
     pub limit: Limit,
     /// Whether the value is within the limit.
-    pub reached: bool,
+    pub within_limit: bool,
+    /// How many runs the value is of; of a ratio, the fewer of both.
+    pub runs: usize,
     /// The numbers behind the value; for a missed goal, they show what limits it.
     pub shown_by: String,
 }

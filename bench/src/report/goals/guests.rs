@@ -39,7 +39,8 @@ impl Rules<'_> {
                                 "{network}: {what}, {system}, {} to {}",
                                 private.workload, shared.workload
                             ),
-                            (value(private), value(shared)),
+                            [private, shared],
+                            value,
                             unit,
                             Limit::AtMost(PRIVATE),
                             String::new(),
@@ -82,10 +83,11 @@ impl Rules<'_> {
                 let theirs = theirs.unwrap_or_else(|| "QEMU's was not measured".to_owned());
                 self.add(
                     format!("{network}: downtime, {system} ({workload})"),
+                    &[row],
                     row.downtime_ms,
                     "ms",
                     Limit::AtMost(limit),
-                    format!("{} runs; {theirs}", row.runs),
+                    theirs,
                 );
             }
         }
@@ -108,6 +110,7 @@ impl Rules<'_> {
                     };
                     self.add(
                         format!("{network}: longest gap between answers to {what}, {system}"),
+                        &[row],
                         ours,
                         "ms",
                         Limit::AtMost(CLIENT_GAP_MS),
@@ -116,10 +119,11 @@ impl Rules<'_> {
                 }
                 self.add(
                     format!("{network}: datagrams lost in the worst run, {system}"),
+                    &[row],
                     row.datagrams_lost,
                     "datagrams",
                     Limit::AtMost(0.0),
-                    format!("{} runs", row.runs),
+                    String::new(),
                 );
             }
         }

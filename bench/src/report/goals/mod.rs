@@ -11,6 +11,9 @@ use super::medians::rows;
 use super::table_format::Table;
 use crate::record::Run;
 
+/// So many runs at least must have reached a goal.
+const LEAST_RUNS: usize = 3;
+
 /// Every goal that the runs have numbers for.
 pub(super) fn goals(runs: &[Run]) -> Vec<Goal> {
     let rows = rows(runs);
@@ -29,15 +32,20 @@ pub(crate) fn goals_table(runs: &[Run]) -> Table {
                 Limit::AtLeast(limit) => ("at least", limit),
             };
             let (verdict, value) = match goal.value {
-                Some(value) if goal.reached => {
-                    ("reached", format!("{value:.digits$} {}", goal.unit))
+                Some(value) => {
+                    let verdict = match goal.within_limit {
+                        true if goal.runs >= LEAST_RUNS => "reached",
+                        true => "too few runs",
+                        false => "MISSED",
+                    };
+                    (verdict, format!("{value:.digits$} {}", goal.unit))
                 }
-                Some(value) => ("MISSED", format!("{value:.digits$} {}", goal.unit)),
                 None => (NOT_MEASURED, "-".to_owned()),
             };
             vec![
                 goal.what.clone(),
                 verdict.to_owned(),
+                goal.runs.to_string(),
                 value,
                 format!("{sign} {limit} {}", goal.unit),
                 goal.shown_by.clone(),
@@ -46,7 +54,7 @@ pub(crate) fn goals_table(runs: &[Run]) -> Table {
         .collect();
     Table {
         title: "Goals".to_owned(),
-        head: vec!["goal", "", "measured", "limit", "details"],
+        head: vec!["goal", "", "runs", "measured", "limit", "details"],
         words: true,
         lines,
     }
@@ -61,7 +69,7 @@ mod tests {
 
     fn reached(runs: &[Run]) -> Vec<(String, bool)> {
         let goals = goals(runs).into_iter();
-        goals.map(|goal| (goal.what, goal.reached)).collect()
+        goals.map(|goal| (goal.what, goal.within_limit)).collect()
     }
 
     fn busy(system: System, load: Workload, mean_us: f64, accesses: f64, total_ms: f64) -> Run {
@@ -91,6 +99,25 @@ mod tests {
         let reached: Vec<_> = of_time.map(|goal| goal.1).collect();
         assert_eq!(reached, [false, true, true]);
         assert!(goals_table(&runs).text().contains("MISSED"));
+    }
+
+    #[test]
+    fn a_goal_is_not_reached_by_two_runs() {
+        let runs = [
+            run(System::HikkoshiPrecopy, Workload::Paced(7), 160.0, 5000.0),
+            run(System::QemuPrecopy, Workload::Paced(7), 200.0, 6000.0),
+        ];
+        let total = |ours: usize, theirs: usize| {
+            let ours = vec![runs[0].clone(); ours];
+            let theirs = vec![runs[1].clone(); theirs];
+            let goals = goals_table(&[ours, theirs].concat());
+            let mut lines = goals.lines.into_iter();
+            let line = lines.find(|line| line[0].contains("total time")).unwrap();
+            [line[1].clone(), line[2].clone()]
+        };
+        assert_eq!(total(3, 4), ["reached", "3"]);
+        assert_eq!(total(2, 4), ["too few runs", "2"]);
+        assert_eq!(total(4, 2), ["too few runs", "2"]);
     }
 
     #[test]
@@ -134,15 +161,15 @@ mod tests {
         ];
         let goals = goals(&runs);
         for (what, expected, beside) in [
-            ("precopy (debian)", true, "1 runs; qemu-precopy: 90.0 ms"),
-            ("hybrid (debian)", false, "1 runs; qemu-postcopy: 120.0 ms"),
-            ("postcopy (debian)", true, "1 runs; qemu-postcopy: 120.0 ms"),
-            ("hybrid (private)", false, "1 runs; QEMU's was not measured"),
+            ("precopy (debian)", true, "qemu-precopy: 90.0 ms"),
+            ("hybrid (debian)", false, "qemu-postcopy: 120.0 ms"),
+            ("postcopy (debian)", true, "qemu-postcopy: 120.0 ms"),
+            ("hybrid (private)", false, "QEMU's was not measured"),
         ] {
             let what = format!("1gbit: downtime, hikkoshi-{what}");
             let goal = goals.iter().find(|goal| goal.what == what).unwrap();
             assert_eq!(
-                (goal.reached, &*goal.shown_by),
+                (goal.within_limit, &*goal.shown_by),
                 (expected, beside),
                 "{what}"
             );
@@ -222,7 +249,7 @@ mod tests {
         let goals = goals(&runs);
         let mean = |goal: &&Goal| goal.what == "1gbit: mean fault, hikkoshi-hybrid";
         assert_eq!(goals.iter().find(mean).unwrap().value, None);
-        assert!(goals.iter().all(|goal| !goal.reached), "{goals:?}");
+        assert!(goals.iter().all(|goal| !goal.within_limit), "{goals:?}");
         let text = goals_table(&runs).text();
         assert!(text.contains("not measured to 2000.0 µs"), "{text}");
         assert!(!text.contains("MISSED"), "{text}");
@@ -257,7 +284,7 @@ mod tests {
         let values: Vec<_> = goals.iter().map(|goal| goal.value.unwrap()).collect();
         assert!((values[0] - 0.6).abs() < 1e-9 && (values[1] - 0.94).abs() < 1e-9);
         assert_eq!(goals.len(), 2, "the scan without is not judged by itself");
-        assert!(!goals[0].reached && goals[1].reached);
+        assert!(!goals[0].within_limit && goals[1].within_limit);
         assert!(goals[0].shown_by.ends_with("tasks ran 0.47 and 0.25 of it"));
         let table = &crate::report::tables(&[with, without])[0].text();
         assert!(table.contains("0.06  0.60x     47"), "{table}");
@@ -285,7 +312,7 @@ mod tests {
         ];
         let goals = goals(&runs);
         assert_eq!(goals.len(), 1);
-        assert!(!goals[0].reached && (goals[0].value.unwrap() - 1.8).abs() < 1e-9);
+        assert!(!goals[0].within_limit && (goals[0].value.unwrap() - 1.8).abs() < 1e-9);
         let bound = "the line carries 29649 pages a second, less than the goal";
         assert!(goals[0].shown_by.ends_with(bound), "{}", goals[0].shown_by);
     }

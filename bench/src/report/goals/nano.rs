@@ -23,14 +23,15 @@ impl Rules<'_> {
             let (Some(with), Some(without)) = (with, without) else {
                 continue;
             };
-            let [before, first] = with.web_per_second;
-            let before = before.map(|rate| format!("{rate:.0} a second before the move"));
+            let before =
+                with.web_per_second[0].map(|rate| format!("{rate:.0} a second before the move"));
             self.ratio(
                 format!(
                     "{network}: answers in the first second, asynchronous faults to without, \
                      hikkoshi-postcopy"
                 ),
-                (first, without.web_per_second[1]),
+                [with, without],
+                |row| row.web_per_second[1],
                 "answers",
                 Limit::AtLeast(SERVED),
                 before.unwrap_or_default(),
@@ -55,7 +56,8 @@ impl Rules<'_> {
                 if let Some(without) = self.find(network, workload, &without) {
                     self.ratio(
                         format!("{network}: {workload}, asynchronous faults to without, {system}"),
-                        (with.scan_ms, without.scan_ms),
+                        [with, without],
+                        |row| row.scan_ms,
                         "ms",
                         Limit::AtMost(SCAN),
                         ran(with, without),
@@ -65,6 +67,7 @@ impl Rules<'_> {
                     format!(
                         "{network}: {workload}, tasks run, of the time that one could, {system}"
                     ),
+                    &[with],
                     with.guest.ran_if_runnable,
                     "x",
                     Limit::AtLeast(RAN),

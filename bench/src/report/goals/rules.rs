@@ -95,9 +95,11 @@ impl<'a> Rules<'a> {
         networks
     }
 
+    /// Adds a goal about a value of these rows.
     pub(super) fn add(
         &mut self,
         what: String,
+        rows: &[&Row],
         value: Option<f64>,
         unit: &'static str,
         limit: Limit,
@@ -108,16 +110,18 @@ impl<'a> Rules<'a> {
             value,
             unit,
             limit,
-            reached: value.is_some_and(|value| limit.holds(value)),
+            within_limit: value.is_some_and(|value| limit.holds(value)),
+            runs: rows.iter().map(|row| row.runs).min().unwrap_or(0),
             shown_by,
         });
     }
 
-    /// Adds a goal about a ratio, with its two numbers.
+    /// Adds a goal about the ratio of a value of the first row to that of the second.
     pub(super) fn ratio(
         &mut self,
         what: String,
-        (ours, theirs): (Option<f64>, Option<f64>),
+        rows: [&Row; 2],
+        value: impl Fn(&Row) -> Option<f64>,
         unit: &str,
         limit: Limit,
         more: String,
@@ -126,6 +130,7 @@ impl<'a> Rules<'a> {
             Some(value) => format!("{value:.1}"),
             None => NOT_MEASURED.to_owned(),
         };
+        let [ours, theirs] = rows.map(value);
         let mut shown_by = format!("{} to {} {unit}", number(ours), number(theirs));
         if !more.is_empty() {
             shown_by.push_str("; ");
@@ -133,7 +138,7 @@ impl<'a> Rules<'a> {
         }
         let both = ours.zip(theirs).filter(|pair| pair.1 > 0.0);
         let ratio = both.map(|(ours, theirs)| ours / theirs);
-        self.add(what, ratio, "x", limit, shown_by);
+        self.add(what, &rows, ratio, "x", limit, shown_by);
     }
 
     /// Fault latency, as the guest measures it.
@@ -150,6 +155,7 @@ impl<'a> Rules<'a> {
                 };
                 self.add(
                     format!("{network}: mean fault, {system}"),
+                    &[row],
                     row.fault_us.map(|us| us / 1e3),
                     "ms",
                     Limit::AtMost(ms),
@@ -158,6 +164,7 @@ impl<'a> Rules<'a> {
                 if network == NetworkKind::Gbit(1) {
                     self.add(
                         format!("{network}: p99 of the faults, {system}"),
+                        &[row],
                         row.fault_p99_us.map(|us| us / 1e3),
                         "ms",
                         // The value is the upper edge of a bucket one eighth wide.
@@ -181,7 +188,8 @@ impl<'a> Rules<'a> {
                 let what = |what: &str| format!("{network}: {what}, {system} to qemu-preempt");
                 self.ratio(
                     what("mean fault"),
-                    (ours.fault_us, theirs.fault_us),
+                    [ours, theirs],
+                    |row| row.fault_us,
                     "µs",
                     Limit::Below(1.0),
                     String::new(),
@@ -190,7 +198,8 @@ impl<'a> Rules<'a> {
                     let megabytes = |row: &Row| row.bytes.unwrap_or(0.0) / 1e6;
                     self.ratio(
                         what("time until everything is received"),
-                        (ours.total_ms, theirs.total_ms),
+                        [ours, theirs],
+                        |row| row.total_ms,
                         "ms",
                         Limit::AtMost(1.1),
                         format!(
@@ -203,14 +212,16 @@ impl<'a> Rules<'a> {
                 if network == NetworkKind::Gbit(1) {
                     self.ratio(
                         what("accesses completed during post-copy"),
-                        (ours.accesses, theirs.accesses),
+                        [ours, theirs],
+                        |row| row.accesses,
                         "accesses",
                         Limit::AtLeast(5.0),
                         stages(ours),
                     );
                     self.ratio(
                         what("accesses a second during post-copy"),
-                        (ours.accesses_per_second, theirs.accesses_per_second),
+                        [ours, theirs],
+                        |row| row.accesses_per_second,
                         "a second",
                         Limit::AtLeast(5.0),
                         stages(ours),
@@ -225,7 +236,8 @@ impl<'a> Rules<'a> {
                     format!(
                         "{network}: mean fault with 2 MiB pages, hikkoshi-hybrid to qemu-preempt"
                     ),
-                    (ours.fault_us, theirs.fault_us),
+                    [ours, theirs],
+                    |row| row.fault_us,
                     "µs",
                     Limit::AtMost(0.5),
                     on_the_line.unwrap_or_default(),
@@ -247,17 +259,20 @@ impl<'a> Rules<'a> {
             let (Some(with), Some(without)) = (find(""), find("/no-read-ahead")) else {
                 continue;
             };
-            let (with, without) = (with.scan_pages, without.scan_pages);
             let mut most = String::new();
             if let Some(carried) = page_us(network).map(|us| 1e6 / us) {
                 most = format!("the line carries {carried:.0} pages a second");
-                if without.is_some_and(|pages| pages * READ_AHEAD > carried) {
+                if without
+                    .scan_pages
+                    .is_some_and(|pages| pages * READ_AHEAD > carried)
+                {
                     most.push_str(", less than the goal");
                 }
             }
             self.ratio(
                 format!("{network}: sequential access, with read-ahead to without"),
-                (with, without),
+                [with, without],
+                |row| row.scan_pages,
                 "pages a second",
                 Limit::AtLeast(READ_AHEAD),
                 most,
@@ -276,6 +291,7 @@ impl<'a> Rules<'a> {
             if network == NetworkKind::Gbit(1) {
                 self.add(
                     format!("{network}: fraction of the line that the background fills"),
+                    &[bounded],
                     part,
                     "x",
                     Limit::AtLeast(FILLED),
@@ -290,12 +306,12 @@ impl<'a> Rules<'a> {
                 let Some(unbounded) = self.find(network, "fill", without) else {
                     continue;
                 };
-                let megabytes = |row: &Row| row.throughput.map(|bytes| bytes / 1e6);
                 self.ratio(
                     format!(
                         "{network}: background in post-copy, with the limit, to {what} without"
                     ),
-                    (megabytes(bounded), megabytes(unbounded)),
+                    [bounded, unbounded],
+                    |row| row.throughput.map(|bytes| bytes / 1e6),
                     "MB/s",
                     Limit::AtLeast(FILLED),
                     of_the_line.clone().unwrap_or_default(),
@@ -321,7 +337,8 @@ impl<'a> Rules<'a> {
                 };
                 self.ratio(
                     format!("{network}: downtime, {system} ({workload}) to qemu-precopy (paced)"),
-                    (ours.downtime_ms, theirs.downtime_ms),
+                    [ours, theirs],
+                    |row| row.downtime_ms,
                     "ms",
                     Limit::AtMost(DOWNTIME_PART),
                     String::new(),
@@ -330,7 +347,8 @@ impl<'a> Rules<'a> {
             if let Some(ours) = self.find(network, "paced", "hikkoshi-precopy") {
                 self.ratio(
                     format!("{network}: total time, hikkoshi-precopy to qemu-precopy (paced)"),
-                    (ours.total_ms, theirs.total_ms),
+                    [ours, theirs],
+                    |row| row.total_ms,
                     "ms",
                     Limit::AtMost(1.0),
                     String::new(),
