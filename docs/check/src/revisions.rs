@@ -3,7 +3,6 @@
 //!
 //! A decision keeps the figures that it was taken by.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{fs, io};
@@ -15,24 +14,8 @@ use crate::tree::follow;
 /// Product code: what figures are measured of.
 const PRODUCT: [&str; 2] = ["crates", "ept"];
 
-/// How old figures may be.
-#[derive(Debug)]
-struct Rule<'a> {
-    /// How many commits of product code may come after their revision.
-    most: u32,
-    /// Pages that are older, and are to be measured again before the first release. One that no
-    /// longer is must go from here.
-    outdated: &'a [&'a str],
-}
-
-const RULE: Rule<'_> = Rule {
-    most: 300,
-    outdated: &[
-        "docs/assets/estimate/measured.md",
-        "docs/estimate.md",
-        "docs/reliability.md",
-    ],
-};
+/// How many commits of product code may come after the revision of figures.
+const MOST: u32 = 300;
 
 /// The project's history, of which git is asked.
 #[derive(Debug)]
@@ -149,23 +132,20 @@ pub(crate) fn check(
     documents: &[Document],
     history: &History,
 ) -> Result<Vec<Finding>, HistoryError> {
-    check_by(documents, history, &RULE)
+    check_by(documents, history, MOST)
 }
 
 fn check_by(
     documents: &[Document],
     history: &History,
-    rule: &Rule<'_>,
+    most: u32,
 ) -> Result<Vec<Finding>, HistoryError> {
-    let Rule { most, outdated } = *rule;
     let mut findings = Vec::new();
-    let mut up_to_date: BTreeSet<&str> = outdated.iter().copied().collect();
     for document in documents {
         let Document { file, lines, .. } = document;
         if file.starts_with("docs/decisions") {
             continue;
         }
-        let exempt = outdated.iter().find(|page| file == Path::new(page));
         let plots = plots(document, &history.root);
         let of_plots = plots.iter().flat_map(|(line, text)| {
             let found = revisions(text);
@@ -175,8 +155,6 @@ fn check_by(
             let what = match history.commits_after(revision)? {
                 None => format!("revision {revision} is not in the project's history"),
                 Some(after) if after <= most => continue,
-                Some(_) if exempt.is_some_and(|page| up_to_date.remove(page)) => continue,
-                Some(_) if exempt.is_some() => continue,
                 Some(after) => format!(
                     "{after} commits of product code came after revision {revision} (at most \
                      {most}): measure the figures again, or remove them"
@@ -189,11 +167,6 @@ fn check_by(
             });
         }
     }
-    findings.extend(up_to_date.into_iter().map(|page| Finding {
-        file: page.into(),
-        line: 1,
-        what: "is measured again: remove it from the list in docs/check/src/revisions.rs".into(),
-    }));
     Ok(findings)
 }
 
@@ -246,27 +219,21 @@ mod tests {
         let documents = [
             page("docs/old.md", old.clone()),
             page("docs/plot.md", "![a plot](plot.svg)".into()),
-            page("docs/decisions/0001.md", old.clone()),
-            page("docs/exempt.md", old.clone()),
+            page("docs/decisions/0001.md", old),
             page("docs/unknown.md", "revision 0123456".into()),
             page("docs/new.md", "no figures".into()),
         ];
-        let rule = Rule {
-            most: 2,
-            outdated: &["docs/exempt.md", "docs/new.md"],
-        };
-        let found: Vec<String> = check_by(&documents, &history, &rule)
+        let found: Vec<String> = check_by(&documents, &history, 2)
             .unwrap()
             .iter()
             .map(|finding| format!("{}: {}", finding.file.display(), finding.what))
             .collect();
-        let [old, plot, unknown, new] = &found[..] else {
+        let [old, plot, unknown] = &found[..] else {
             panic!("{found:?}")
         };
         assert!(old.starts_with("docs/old.md: 3 commits"), "{old}");
         assert!(plot.starts_with("docs/plot.md: 3 commits"), "{plot}");
         assert!(unknown.starts_with("docs/unknown.md: revision 0123456 is not"));
-        assert!(new.starts_with("docs/new.md: is measured again"), "{new}");
     }
 
     #[test]
