@@ -88,7 +88,7 @@ pub(crate) enum Workload {
     Scale,
     /// The same with four processors, all of which write.
     ScaleBusy,
-    /// Writes random pages of 90 % of so many GiB of private memory as fast as it can.
+    /// Writes random pages of 80 % of so many GiB of private memory as fast as it can.
     Grow(u64),
     /// Writes random pages as fast as it can, in private memory (`-m` alone) at both sides.
     Private,
@@ -192,7 +192,7 @@ impl Workload {
                 Self::Hotspot => dirty.pattern(Pattern::Hotspot),
                 Self::Scale => GuestWorkload::dirty(SCALE_WRITTEN_MIB),
                 Self::ScaleBusy => GuestWorkload::dirty(SCALE_WRITTEN_MIB).threads(SCALE_BUSY_CPUS),
-                Self::Grow(gib) => GuestWorkload::dirty(gib * 1024 * 9 / 10),
+                Self::Grow(gib) => GuestWorkload::dirty(gib * 1024 * 8 / 10),
                 Self::Paced(rate) | Self::PrivatePaced(rate) => dirty.rate(rate),
                 Self::Fill | Self::PrivateFill => dirty.rate(1),
                 Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
@@ -362,7 +362,7 @@ impl Workload {
                 format!("scale-4: as scale, {SCALE_BUSY_CPUS} processors, all of which write")
             }
             Self::Grow(gib) => format!(
-                "grow-{gib}: {gib} GiB of private memory; 90 % are written at random at full speed"
+                "grow-{gib}: {gib} GiB of private memory; 80 % are written at random at full speed"
             ),
             Self::Private => "private: as busy, private memory".to_owned(),
             Self::PrivateFill => "private-fill: as fill, private memory".to_owned(),
