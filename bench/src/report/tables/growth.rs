@@ -27,7 +27,7 @@ pub(super) fn growth(rows: &[Row]) -> Option<Table> {
     });
     (!group.is_empty()).then(|| Table {
         title:
-            "guests of 1 to 8 GiB of private memory, of which 90 % are written at random at full \
+            "guests of 1 to 8 GiB of private memory, of which 80 % are written at random at full \
                 speed"
                 .to_owned(),
         words: false,
