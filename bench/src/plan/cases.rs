@@ -65,6 +65,10 @@ pub(super) fn all() -> Vec<Case> {
             add(network, workload, rounds, &systems);
         }
     }
+    // Whether compression pays where processors are the limit.
+    for workload in [Workload::Scale, Workload::ScaleBusy] {
+        add(TEN, workload, 3, &[(HikkoshiHybrid, CompressOff)]);
+    }
     // What grows with the guest.
     for gib in [1, 2, 4, 8] {
         let systems = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, Plain));
