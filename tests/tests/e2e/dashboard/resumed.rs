@@ -74,7 +74,7 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
     migration.wait_for_interrupted_engines();
     dashboard.end();
 
-    let other_env = TestEnv::new();
+    let other_env = env.another();
     let mut other = Guest::boot(&other_env, busy_guest());
     other.migrate(&MigrationPlan::new("precopy").journals_at(&folder, &folder));
     let sockets = StatusFolder::in_run_folder(&folder).entries().unwrap();

@@ -98,7 +98,7 @@ fn other_tasks_run_while_a_page_is_missing() {
     }
     drop(with);
 
-    let env = TestEnv::new();
+    let env = env.another();
     let workload = scan().option("async_pf", "off");
     let mut without = Guest::boot_without_extra_disk(&env, guest(workload));
     let totals = scan_missing_pages(&mut without);
