@@ -43,8 +43,8 @@ impl TestEnv {
     /// Waits for a free slot.
     ///
     /// # Panics
-    /// When this thread's test has a slot already: two tests that each waited for a second one would
-    /// wait forever. When the lab folder cannot be created.
+    /// When this thread's test has a slot already: two tests that each waited for a second one
+    /// would wait forever. When the lab folder cannot be created.
     #[allow(clippy::new_without_default)] // it waits
     pub fn new() -> Self {
         let most = slots();
