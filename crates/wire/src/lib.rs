@@ -167,9 +167,10 @@
 //!
 //! There is one version, 1. `tests/golden.rs` compares each message with its kept
 //! encoding. From release 0.1.0 on, the hello never changes, and a release also
-//! speaks the version of the release before: a new message goes to the end of
-//! its enum, a changed message is a new one, and both are sent only under the
-//! version, or the optional feature, that introduced them.
+//! speaks the version of the release before, and those of its own minor
+//! version: a new message goes to the end of its enum, a changed message is a
+//! new one, and both are sent only under the version, or the optional feature,
+//! that introduced them.
 //!
 //! # What is missing
 //!

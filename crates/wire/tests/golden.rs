@@ -3,7 +3,7 @@
 //!
 //! After adding a message, run `HIKKOSHI_WRITE_GOLDEN=1 cargo test -p hikkoshi-wire --test golden`.
 //! It writes the new encoding to `fuzz/found/wire_stream`; add it to the archive with `make
-//! fuzz-add`. From release 0.1.0 on, a kept encoding never changes.
+//! fuzz-add`. A kept encoding never changes.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,8 +1,7 @@
 //! What programs read of the release is still there, with the type that it had: `tests/released`
 //! has its schemas.
 //!
-//! After a release, copy `docs/assets/schemas/*.schema.json` there. Until 0.1.0 they are those of
-//! the tree, and a change that breaks one copies it.
+//! After a release, copy `docs/assets/schemas/*.schema.json` there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

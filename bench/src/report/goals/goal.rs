@@ -36,7 +36,8 @@ pub(crate) struct Goal {
     pub limit: Limit,
     /// Whether the value is within the limit.
     pub within_limit: bool,
-    /// How many runs the value is of; of a ratio, the fewer of both.
+    /// How many runs did not fail, of a ratio the fewer of both. The value may be of fewer, where a
+    /// run does not have it.
     pub runs: usize,
     /// The numbers behind the value; for a missed goal, they show what limits it.
     pub shown_by: String,

@@ -11,7 +11,7 @@ use super::medians::rows;
 use super::table_format::Table;
 use crate::record::Run;
 
-/// So many runs at least must have reached a goal.
+/// A goal counts as reached only by medians of at least so many runs.
 const LEAST_RUNS: usize = 3;
 
 /// Every goal that the runs have numbers for.

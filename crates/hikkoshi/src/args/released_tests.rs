@@ -2,7 +2,7 @@
 //! options and values, which keep their names; [`VALUES`] and [`COMMANDS`] have what is not there.
 //!
 //! After a release, `HIKKOSHI_WRITE_RELEASED=1 cargo test -p hikkoshi released` writes what it has.
-//! Until 0.1.0 that is what the tree has, and a change that removes something writes it.
+//! A change that removes something breaks a promise (`CONTRIBUTING.md`).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

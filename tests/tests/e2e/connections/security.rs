@@ -257,7 +257,8 @@ fn wrong_invitations_are_refused_with_a_reason() {
 #[test]
 #[ignore = "one of its kind runs in CI: make test-ssh"]
 fn an_invitation_is_accepted_once() {
-    let (env, elsewhere) = (TestEnv::new(), TestEnv::new());
+    let env = TestEnv::new();
+    let elsewhere = env.another();
     let guest = Guest::boot(&env, busy_guest());
     let second = Guest::boot(&elsewhere, busy_guest());
     let mut waiting = WaitingDestination::start(&env, &guest, &["--invite"]);

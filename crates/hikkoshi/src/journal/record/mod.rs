@@ -6,10 +6,9 @@
 //! compares the kept files in `tests/journals/` with what is written. The stored form has a
 //! version, so that a program refuses a journal that it cannot read.
 //!
-//! There is one version, and before release 0.1.0 the form changes without a new one. From then on
-//! programs of the same minor version read each other's journals: a changed form gets a new
-//! [`VERSION`] and is added to [`READABLE`], a module of the previous form only reads, and its kept
-//! files stay.
+//! There is one version. Programs of the same minor version read each other's journals: a changed
+//! form gets a new [`VERSION`] and is added to [`READABLE`], a module of the previous form only
+//! reads, and its kept files stay.
 
 mod error;
 #[cfg(test)]
