@@ -14,8 +14,8 @@ pub(super) fn all() -> Vec<Case> {
         VirshPrecopy,
     };
     use Variant::{
-        CompressOff, Links, LinksNoPriority, NoDrain, NoHotFirst, NoInFlightLimit, NoPriority,
-        NoReadAhead, Plain, Poll, ReadAhead8, Tls,
+        CompressOff, Links, NoDrain, NoHotFirst, NoInFlightLimit, NoPriority, NoReadAhead, Plain,
+        Poll, ReadAhead8, Tls,
     };
     const UNSHAPED: NetworkKind = NetworkKind::Loopback;
     const TEN: NetworkKind = NetworkKind::Gbit(10);
@@ -111,15 +111,7 @@ pub(super) fn all() -> Vec<Case> {
     ];
     add(TEN, Workload::Scan, 2, &scanners);
     // The cases without a variant are above or next to these.
-    let random = [
-        NoReadAhead,
-        Poll,
-        NoPriority,
-        Links(1),
-        Links(2),
-        Links(4),
-        LinksNoPriority(4),
-    ];
+    let random = [NoReadAhead, Poll, NoPriority, Links(1), Links(2), Links(4)];
     add(
         TEN,
         Workload::Busy,

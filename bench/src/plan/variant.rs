@@ -22,8 +22,6 @@ pub(crate) enum Variant {
     Poll,
     /// All threads have the same scheduling priority.
     NoPriority,
-    /// Both: this many background links, and all threads have the same scheduling priority.
-    LinksNoPriority(u8),
     /// Encrypted, by invitation.
     Tls,
     /// Never compresses.
@@ -48,12 +46,7 @@ impl Variant {
             Self::NoInFlightLimit => &["--no-in-flight-limit"],
             Self::NoReadAhead | Self::Traced => &["--read-ahead", "off"],
             Self::ReadAhead8 => &["--read-ahead", "8"],
-            Self::Links(links) => return links_words(links),
-            Self::LinksNoPriority(links) => {
-                let mut words = links_words(links);
-                words.push("--no-priority".to_owned());
-                return words;
-            }
+            Self::Links(links) => return vec!["--links".to_owned(), links.to_string()],
             Self::Poll => &["--poll"],
             Self::NoPriority => &["--no-priority"],
             Self::CompressOff => &["--compress", "off"],
@@ -71,14 +64,10 @@ impl Variant {
     pub(crate) fn receive_words(self) -> &'static [&'static str] {
         match self {
             Self::Poll => &["--poll"],
-            Self::NoPriority | Self::LinksNoPriority(_) => &["--no-priority"],
+            Self::NoPriority => &["--no-priority"],
             _ => &[],
         }
     }
-}
-
-fn links_words(links: u8) -> Vec<String> {
-    vec!["--links".to_owned(), links.to_string()]
 }
 
 impl fmt::Display for Variant {
@@ -93,7 +82,6 @@ impl fmt::Display for Variant {
             Self::Links(links) => write!(f, "links-{links}"),
             Self::Poll => f.write_str("poll"),
             Self::NoPriority => f.write_str("no-priority"),
-            Self::LinksNoPriority(links) => write!(f, "links-{links}-no-priority"),
             Self::Tls => f.write_str("tls"),
             Self::CompressOff => f.write_str("compress-off"),
             Self::NoDrain => f.write_str("no-drain"),
