@@ -26,4 +26,8 @@ find "$root" -exec touch -h -d @0 {} +
 
 # Not compressed: an emulated processor decompresses more slowly than the host reads.
 (cd "$root" && find . | LC_ALL=C sort | cpio --quiet --reproducible --owner=0:0 -H newc -o) >"$output.new"
+# QEMU puts it at the end of the guest's memory, beginning at a page. There a microvm's firmware puts
+# the ACPI tables, so most of the last page stays free.
+size=$(stat -c %s "$output.new")
+truncate -s $(((size + 3583) / 4096 * 4096 + 512)) "$output.new"
 mv "$output.new" "$output"

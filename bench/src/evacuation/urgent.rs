@@ -191,17 +191,25 @@ fn waited(others: Others, round: u32, program: &Path) -> Result<Waited, BenchErr
         &mut migrate(&MEASURED, "postcopy", &addresses[0])?,
         "migrate",
     )?;
-    let others_cores = meter.others_cores(&pids);
     let statistics: Statistics = read(&hosts.file(MEASURED.name))?;
     let account = statistics.account;
     for it in &mut running {
         wait(it, "migrate")?;
     }
-    let guest = hosts.guests.remove(0);
-    let (_source, destination) = hosts.arrived(guest, &addresses[0])?;
-    pids.push(destination.pid());
-    let slow = destination.slow_accesses(LONG)?;
-    MEASURED.check(&destination)?;
+    let moved = 1 + running.len();
+    let guests: Vec<_> = hosts.guests.drain(..moved).collect();
+    let mut arrived = Vec::new();
+    for (guest, to) in guests.into_iter().zip(&addresses) {
+        let kind = guest.kind;
+        let (_source, destination) = hosts.arrived(guest, to)?;
+        pids.push(destination.pid());
+        arrived.push((kind, destination));
+    }
+    let others_cores = meter.others_cores(&pids);
+    let slow = arrived[0].1.slow_accesses(LONG)?;
+    for (kind, guest) in &arrived {
+        kind.check(guest)?;
+    }
     let latency = account.requests.request_latency_us;
     #[allow(clippy::cast_precision_loss)] // Far below 2^53.
     Ok(Waited {

@@ -24,11 +24,19 @@ pub(crate) struct Case {
     pub variant: Variant,
     /// Whether a nano guest uses asynchronous page faults. The other guests have none.
     pub async_faults: bool,
-    /// The default number of rounds.
-    pub rounds: u32,
 }
 
 impl Case {
+    /// How often it is measured, if the command line does not say it.
+    pub(super) fn rounds(&self) -> u32 {
+        match (self.workload, self.system) {
+            // It is cancelled; it shows the times of single requests; it takes a minute.
+            (Workload::Endless | Workload::NanoTimeline, _)
+            | (Workload::NanoScan, System::QemuPreempt) => 1,
+            _ => 5,
+        }
+    }
+
     /// The workload of the guest, with its options.
     pub(crate) fn guest_workload(&self) -> GuestWorkload {
         let workload = self.workload.guest_workload();

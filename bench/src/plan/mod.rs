@@ -26,6 +26,8 @@ use crate::error::BenchError;
 pub(crate) struct Plan {
     /// The cases, grouped by network.
     pub cases: Vec<Case>,
+    /// How often each is measured; none: its own number.
+    rounds: Option<u32>,
 }
 
 impl Plan {
@@ -42,33 +44,34 @@ impl Plan {
             .iter()
             .copied()
             .filter(|case| wanted(&args.only, &case.to_string()))
-            .map(|case| Case {
-                rounds: match (args.quick, args.rounds) {
-                    // A case that does not converge gives the same result every time.
-                    _ if case.workload == Workload::Endless => 1,
-                    (_, Some(rounds)) => rounds,
-                    (true, None) => 1,
-                    (false, None) => case.rounds,
-                },
-                ..case
-            })
             .collect();
         if cases.is_empty() {
             let list: Vec<_> = all.iter().map(|case| format!("  {case}")).collect();
             return Err(BenchError::NothingToDo(list.join("\n")));
         }
-        Ok(Self { cases })
+        Ok(Self {
+            cases,
+            rounds: args.rounds.or(args.quick.then_some(1)),
+        })
     }
 
     /// Every run, round by round.
     pub(crate) fn turns(&self) -> impl Iterator<Item = (u32, &Case)> {
-        let rounds = self.cases.iter().map(|case| case.rounds).max().unwrap_or(0);
-        (0..rounds).flat_map(move |round| {
+        let rounds = self.cases.iter().map(|case| self.rounds(case)).max();
+        (0..rounds.unwrap_or(0)).flat_map(move |round| {
             self.cases
                 .iter()
-                .filter(move |case| round < case.rounds)
+                .filter(move |case| round < self.rounds(case))
                 .map(move |case| (round, case))
         })
+    }
+
+    fn rounds(&self, case: &Case) -> u32 {
+        match self.rounds {
+            // A case that does not converge gives the same result every time.
+            Some(rounds) if case.workload != Workload::Endless => rounds,
+            _ => case.rounds(),
+        }
     }
 }
 
@@ -96,8 +99,8 @@ mod tests {
     fn systems_take_turns() {
         let plan = plan(&["--only", "1gbit", "--only", "busy", "--rounds", "2"]).unwrap();
         let turns: Vec<_> = plan.turns().collect();
-        assert_eq!(turns.len(), 12);
-        let (first, second) = turns.split_at(6);
+        assert_eq!(turns.len(), 16);
+        let (first, second) = turns.split_at(8);
         assert!(first.iter().zip(second).all(|(a, b)| a.1 == b.1));
         assert!(first.iter().all(|turn| turn.0 == 0) && second.iter().all(|turn| turn.0 == 1));
     }
@@ -118,8 +121,9 @@ mod tests {
                 .iter()
                 .all(|case| case.network == NetworkKind::Gbit(1))
         );
-        // Of `busy` both, and hybrid without compression; of `paced` and `private-paced` hybrid.
-        assert_eq!(plan.cases.len(), 5, "{:?}", plan.cases);
+        // Of `busy` both, and hybrid by TLS and without compression; of `paced` and `private-paced`
+        // hybrid.
+        assert_eq!(plan.cases.len(), 6, "{:?}", plan.cases);
         let text = super::Plan::new(&Args::parse_from(["bench", "--only", "gbit"]))
             .unwrap_err()
             .to_string();
@@ -129,8 +133,8 @@ mod tests {
     #[test]
     fn each_case_has_its_own_rounds_unless_overridden() {
         let own = plan(&["--only", "1gbit", "--only", "busy"]).unwrap();
-        let rounds: Vec<_> = own.cases.iter().map(|case| case.rounds).collect();
-        assert_eq!(rounds, [5; 6]);
+        let rounds: Vec<_> = own.cases.iter().map(|case| own.rounds(case)).collect();
+        assert_eq!(rounds, [5; 8]);
         let one = plan(&["--rounds", "1"]).unwrap();
         assert_eq!(one.turns().count(), one.cases.len());
         let endless = plan(&["--only", "endless", "--rounds", "5"]).unwrap();

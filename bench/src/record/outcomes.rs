@@ -28,7 +28,7 @@ impl ScanOutcome {
 }
 
 /// The clients' response times during a migration.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct WebOutcome {
     /// Before the migration.
     pub before: Option<Span>,

@@ -14,7 +14,6 @@ pub(crate) fn test_run(system: System, workload: Workload, downtime: f64, total:
         system,
         variant: Variant::Plain,
         async_faults: true,
-        rounds: 1,
     };
     let mut run = Run::new(&case, 0);
     run.downtime_ms = Some(downtime);

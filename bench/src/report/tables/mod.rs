@@ -63,9 +63,9 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::DiskOutcome;
+    use crate::meter::{DiskOutcome, Span};
     use crate::plan::{System, Variant};
-    use crate::record::{test_report, test_run as run};
+    use crate::record::{WebOutcome, test_report, test_run as run};
     use hikkoshi_account::SwitchoverStep;
 
     fn text(runs: &[Run]) -> String {
@@ -134,6 +134,25 @@ mod tests {
         let text = tables[0].text();
         assert!(text.contains("hikkoshi-precopy/no-drain"), "{text}");
         assert!(text.contains(" 19.5 ") && text.contains(" 192 "), "{text}");
+    }
+
+    #[test]
+    fn response_times_are_medians_over_the_runs() {
+        let runs = [(100.0, 700.0), (300.0, 800.0), (200.0, 900.0)].map(|(p50_ms, max_ms)| {
+            let mut served = run(System::HikkoshiHybrid, Workload::Web, 20.0, 1000.0);
+            served.web = Some(WebOutcome {
+                until_end: Some(Span {
+                    answers: 1,
+                    p50_ms,
+                    p99_ms: 600.0,
+                    max_ms,
+                }),
+                ..Default::default()
+            });
+            served
+        });
+        let text = text(&runs);
+        assert!(text.contains("200 / 600 / 800"), "{text}");
     }
 
     #[test]

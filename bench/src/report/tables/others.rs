@@ -3,7 +3,7 @@
 use super::labels::{name, title};
 use crate::meter::Span;
 use crate::plan::{System, Variant, Workload};
-use crate::record::{ClientsOutcome, Run};
+use crate::record::{ClientsOutcome, Run, WebOutcome};
 use crate::report::medians::{Row, median, network_part};
 use crate::report::table_format::{Table, number, ratio};
 
@@ -178,32 +178,34 @@ pub(super) fn clients(group: &[&Row], runs: &[Run]) -> Table {
     }
 }
 
-/// Response times of the web server's clients, from the first run of each case, and answers a
-/// second, which are medians.
+/// Response times of the web server's clients and answers a second: each percentile is the median
+/// of those of the runs.
 pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
     let mut lines = Vec::new();
     for row in group {
-        let run = runs
-            .iter()
-            .find(|run| run.case == row.case && run.failure.is_none());
-        let outcome = run.and_then(|run| run.web.as_ref());
-        let span = |span: Option<Span>| match span {
-            Some(Span {
-                p50_ms,
-                p99_ms,
-                max_ms,
-                ..
-            }) => format!("{p50_ms:.0} / {p99_ms:.0} / {max_ms:.0}"),
-            None => "-".to_owned(),
+        let span = |of: fn(&WebOutcome) -> Option<Span>| {
+            let spans: Vec<Span> = runs
+                .iter()
+                .filter(|run| run.case == row.case && run.failure.is_none())
+                .filter_map(|run| of(run.web.as_ref()?))
+                .collect();
+            let of = |part: fn(&Span) -> f64| number(median(spans.iter().map(part)), 0);
+            match spans.is_empty() {
+                true => "-".to_owned(),
+                false => {
+                    let parts = [of(|it| it.p50_ms), of(|it| it.p99_ms), of(|it| it.max_ms)];
+                    parts.join(" / ")
+                }
+            }
         };
         lines.push(vec![
             name(row),
             number(row.downtime_ms, 1),
             number(row.total_ms.map(|ms| ms / 1e3), 2),
-            span(outcome.and_then(|web| web.before)),
-            span(outcome.and_then(|web| web.until_switch)),
-            span(outcome.and_then(|web| web.until_end)),
-            span(outcome.and_then(|web| web.after)),
+            span(|web| web.before),
+            span(|web| web.until_switch),
+            span(|web| web.until_end),
+            span(|web| web.after),
             number(row.web_per_second[0], 0),
             number(row.web_per_second[1], 0),
             number(row.others_cores, 2),
