@@ -7,7 +7,7 @@
 //! of all clocks instead.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -31,12 +31,15 @@ pub(crate) struct Served {
 /// Listens on every address, at this port of TCP and of UDP.
 pub(crate) fn start(port: u16, started: Instant) -> io::Result<Arc<Served>> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
+    serve(listener, datagrams::bind(port)?, started)
+}
+
+fn serve(listener: TcpListener, socket: UdpSocket, started: Instant) -> io::Result<Arc<Served>> {
     let served = Arc::new(Served::default());
     let counts = Arc::clone(&served);
     std::thread::Builder::new()
         .name("serve".to_owned())
         .spawn(move || accept(&listener, &counts, started))?;
-    let socket = datagrams::bind(port)?;
     let counts = Arc::clone(&served);
     std::thread::Builder::new()
         .name("datagrams".to_owned())
@@ -108,11 +111,9 @@ mod tests {
 
     #[test]
     fn lines_are_answered_with_the_time_unless_too_long() {
-        // A port that was free just now; the server takes a fixed one.
-        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
-        let served = start(port, Instant::now()).unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let served = serve(listener, datagrams::bind(0).unwrap(), Instant::now()).unwrap();
         let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut answers = BufReader::new(client.try_clone().unwrap());
         let mut last = 0;
