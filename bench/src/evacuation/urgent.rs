@@ -177,6 +177,8 @@ fn waited(others: Others, round: u32, program: &Path) -> Result<Waited, BenchErr
         }
         start(command)
     };
+    let mut pids = hosts.pids();
+    let meter = CpuMeter::start(&pids);
     let mut running = Vec::new();
     if others.are_there() {
         for (kind, to) in OTHERS.iter().zip(&addresses[1..]) {
@@ -184,8 +186,6 @@ fn waited(others: Others, round: u32, program: &Path) -> Result<Waited, BenchErr
         }
         std::thread::sleep(AHEAD);
     }
-    let mut pids = hosts.pids();
-    let meter = CpuMeter::start(&pids);
     hosts.guests[0].source.slow_accesses(LONG)?;
     wait(
         &mut migrate(&MEASURED, "postcopy", &addresses[0])?,
