@@ -17,7 +17,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub quick: bool,
 
-    /// Number of rounds for each case, instead of its own number (1 to 5)
+    /// Number of rounds, instead of the bench's own; a case that runs once still does
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
 

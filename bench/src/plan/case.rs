@@ -27,13 +27,16 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// How often it is measured, if the command line does not say it.
-    pub(super) fn rounds(&self) -> u32 {
+    /// Whether it is measured once, and not in each round.
+    pub(super) fn runs_once(&self) -> bool {
         match (self.workload, self.system) {
-            // It is cancelled; it shows the times of single requests; it takes a minute.
-            (Workload::Endless | Workload::NanoTimeline, _)
-            | (Workload::NanoScan, System::QemuPreempt) => 1,
-            _ => 5,
+            // It does not converge, so it gives the same result every time.
+            (Workload::Endless, _) => true,
+            // Its result is a plot of single requests.
+            (Workload::NanoTimeline, _) => true,
+            // It takes a minute.
+            (Workload::NanoScan, System::QemuPreempt) => true,
+            _ => false,
         }
     }
 

@@ -21,13 +21,16 @@ use cases::{all, is_quick};
 use crate::args::Args;
 use crate::error::BenchError;
 
+/// Rounds, unless the command line says something else.
+const ROUNDS: u32 = 5;
+
 /// Everything to measure.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// The cases, grouped by network.
     pub cases: Vec<Case>,
-    /// How often each is measured; none: its own number.
-    rounds: Option<u32>,
+    /// How often each is measured, unless it runs once.
+    rounds: u32,
 }
 
 impl Plan {
@@ -51,27 +54,18 @@ impl Plan {
         }
         Ok(Self {
             cases,
-            rounds: args.rounds.or(args.quick.then_some(1)),
+            rounds: args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS }),
         })
     }
 
     /// Every run, round by round.
     pub(crate) fn turns(&self) -> impl Iterator<Item = (u32, &Case)> {
-        let rounds = self.cases.iter().map(|case| self.rounds(case)).max();
-        (0..rounds.unwrap_or(0)).flat_map(move |round| {
+        (0..self.rounds).flat_map(|round| {
             self.cases
                 .iter()
-                .filter(move |case| round < self.rounds(case))
+                .filter(move |case| round == 0 || !case.runs_once())
                 .map(move |case| (round, case))
         })
-    }
-
-    fn rounds(&self, case: &Case) -> u32 {
-        match self.rounds {
-            // A case that does not converge gives the same result every time.
-            Some(rounds) if case.workload != Workload::Endless => rounds,
-            _ => case.rounds(),
-        }
     }
 }
 
@@ -131,18 +125,20 @@ mod tests {
     }
 
     #[test]
-    fn each_case_has_its_own_rounds_unless_overridden() {
-        let own = plan(&["--only", "1gbit", "--only", "busy"]).unwrap();
-        let rounds: Vec<_> = own.cases.iter().map(|case| own.rounds(case)).collect();
-        assert_eq!(rounds, [5; 8]);
-        let one = plan(&["--rounds", "1"]).unwrap();
-        assert_eq!(one.turns().count(), one.cases.len());
-        let endless = plan(&["--only", "endless", "--rounds", "5"]).unwrap();
-        assert_eq!(
-            endless.turns().count(),
-            3,
-            "a case that does not converge runs once"
-        );
+    fn a_case_has_five_rounds_unless_it_runs_once() {
+        let turns = |words: &[&str]| {
+            let plan = plan(words).unwrap();
+            (plan.turns().count(), plan.cases.len())
+        };
+        assert_eq!(turns(&["--only", "1gbit", "--only", "busy"]), (40, 8));
+        let ten = ["--only", "1gbit", "--only", "busy", "--rounds", "10"];
+        assert_eq!(turns(&ten), (80, 8));
+        for once in ["endless", "timeline", "nano-scan,preempt"] {
+            let only = once.split(',').flat_map(|part| ["--only", part]);
+            let words: Vec<_> = only.chain(["--rounds", "10"]).collect();
+            let (turns, cases) = turns(&words);
+            assert_eq!(turns, cases, "{once}");
+        }
     }
 
     #[test]

@@ -8,9 +8,13 @@ use hikkoshi_lab::{
 };
 use serde_json::json;
 use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 /// Only ends a test that hangs.
@@ -18,6 +22,44 @@ const LONG: Duration = Duration::from_secs(60);
 /// Accesses a second at which the guest is idle most of the time. A guest paused during an access
 /// to the page that is then damaged would report other damage, or none.
 const UNHURRIED: u64 = 2000;
+
+#[test]
+fn a_machine_that_another_program_started_and_nobody_waited_for_is_killed() {
+    let lab = Lab::new().unwrap();
+    let expected = VmConfig::new().expect(&lab, "guest").unwrap();
+    let command_line = expected.command_line();
+    let socket = lab.folder().join("qmp");
+    let mut qemu = Command::new(&command_line[0])
+        .args(&command_line[1..])
+        .args(["-incoming", "defer", "-qmp"])
+        .arg(format!("unix:{},server=on,wait=off", socket.display()))
+        .spawn()
+        .unwrap();
+    // QEMU greets when it has connected to its console.
+    let begun = Instant::now();
+    let monitor = loop {
+        match UnixStream::connect(&socket) {
+            Ok(monitor) => break monitor,
+            Err(_) if begun.elapsed() < LONG => std::thread::sleep(Duration::from_millis(10)),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    BufReader::new(monitor)
+        .read_line(&mut String::new())
+        .unwrap();
+    drop(expected);
+    let ended = loop {
+        match qemu.try_wait().unwrap() {
+            Some(status) => break status,
+            None if begun.elapsed() < LONG => std::thread::sleep(Duration::from_millis(10)),
+            None => {
+                qemu.kill().unwrap();
+                panic!("it still runs");
+            }
+        }
+    };
+    assert_eq!(ended.signal(), Some(9), "{ended}");
+}
 
 /// Boots a guest, lets it work, and makes it check every page.
 fn boots_and_is_sound(version: QemuVersion, ram: Ram) {

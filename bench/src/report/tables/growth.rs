@@ -1,6 +1,6 @@
 //! What grows with the size of the guest.
 
-use super::labels::name;
+use super::labels::{name, runs};
 use crate::plan::Workload;
 use crate::report::medians::Row;
 use crate::report::table_format::{Table, number};
@@ -26,10 +26,11 @@ pub(super) fn growth(rows: &[Row]) -> Option<Table> {
         ]
     });
     (!group.is_empty()).then(|| Table {
-        title:
+        title: format!(
             "guests of 1 to 8 GiB of private memory, of which 80 % are written at random at full \
-                speed"
-                .to_owned(),
+             speed; medians of {}",
+            runs(&group)
+        ),
         words: false,
         head: vec![
             "line, guest and system",

@@ -7,15 +7,19 @@ pub(super) fn title(group: &[&Row]) -> String {
     let Some(first) = group.first() else {
         return String::new();
     };
+    let what = first.case.workload.describe();
+    format!("{}, {what}; medians of {}", first.network, runs(group))
+}
+
+/// How many runs the rows are of.
+pub(super) fn runs(group: &[&Row]) -> String {
     let (least, most) = group.iter().fold((usize::MAX, 0), |(least, most), row| {
         (least.min(row.runs), most.max(row.runs))
     });
-    let runs = match least == most {
+    match least == most {
         true => most.to_string(),
         false => format!("{least} to {most}"),
-    };
-    let what = first.case.workload.describe();
-    format!("{}, {what}; medians of {runs}", first.network)
+    }
 }
 
 /// The system, and how many of its runs failed or did not converge.

@@ -138,21 +138,32 @@ mod tests {
 
     #[test]
     fn response_times_are_medians_over_the_runs() {
-        let runs = [(100.0, 700.0), (300.0, 800.0), (200.0, 900.0)].map(|(p50_ms, max_ms)| {
+        let times = [
+            [100.0, 400.0, 700.0],
+            [300.0, 500.0, 800.0],
+            [200.0, 600.0, 900.0],
+        ];
+        let served = |until_end| {
             let mut served = run(System::HikkoshiHybrid, Workload::Web, 20.0, 1000.0);
             served.web = Some(WebOutcome {
-                until_end: Some(Span {
-                    answers: 1,
-                    p50_ms,
-                    p99_ms: 600.0,
-                    max_ms,
-                }),
+                until_end,
                 ..Default::default()
             });
             served
-        });
+        };
+        let span = |[p50_ms, p99_ms, max_ms]: [f64; 3]| Span {
+            answers: 1,
+            p50_ms,
+            p99_ms,
+            max_ms,
+        };
+        let mut runs: Vec<_> = times.map(|times| served(Some(span(times)))).into();
+        let mut failed = served(Some(span([1.0, 2.0, 3.0])));
+        failed.failure = Some("broken".to_owned());
+        // A move in which nothing was answered then has no times.
+        runs.extend([failed, served(None)]);
         let text = text(&runs);
-        assert!(text.contains("200 / 600 / 800"), "{text}");
+        assert!(text.contains("200 / 500 / 800"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Scans, throttled disks, background throughput and a guest's clients.
 
-use super::labels::{name, title};
+use super::labels::{name, runs, title};
 use crate::meter::Span;
 use crate::plan::{System, Variant, Workload};
 use crate::record::{ClientsOutcome, Run, WebOutcome};
@@ -91,21 +91,21 @@ pub(super) fn disks(group: &[&Row]) -> Table {
 
 /// Throughput of the background alone.
 pub(super) fn fills(rows: &[Row]) -> Option<Table> {
-    let lines: Vec<_> = rows
+    let group: Vec<&Row> = rows
         .iter()
         .filter(|row| row.case.workload == Workload::Fill)
-        .map(|row| {
-            vec![
-                format!("{} {}", row.network, name(row)),
-                number(row.throughput.map(|bytes| bytes / 1e6), 0),
-                number(network_part(row).map(|part| part * 100.0), 1),
-                number(row.cpu_seconds, 1),
-                number(row.others_cores, 2),
-            ]
-        })
         .collect();
-    (!lines.is_empty()).then(|| Table {
-        title: Workload::Fill.describe(),
+    let lines = group.iter().map(|row| {
+        vec![
+            format!("{} {}", row.network, name(row)),
+            number(row.throughput.map(|bytes| bytes / 1e6), 0),
+            number(network_part(row).map(|part| part * 100.0), 1),
+            number(row.cpu_seconds, 1),
+            number(row.others_cores, 2),
+        ]
+    });
+    (!group.is_empty()).then(|| Table {
+        title: format!("{}; medians of {}", Workload::Fill.describe(), runs(&group)),
         words: false,
         head: vec![
             "line and system",
@@ -114,7 +114,7 @@ pub(super) fn fills(rows: &[Row]) -> Option<Table> {
             "cpu s",
             "others",
         ],
-        lines,
+        lines: lines.collect(),
     })
 }
 

@@ -46,7 +46,7 @@ impl MachineSockets {
     /// The next machine. `None`: none has connected within `wait`.
     pub(crate) fn accept(&self, wait: Duration) -> Result<Option<Connected>, LabError> {
         let listeners = [
-            &self.prepared.console_listener,
+            &self.prepared.console_listener.0,
             &self.prepared.harness_listener,
         ];
         let mut polled = listeners.map(|listener| PollFd::new(listener, PollFlags::IN));

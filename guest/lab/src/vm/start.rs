@@ -88,7 +88,7 @@ impl VmConfig {
             .collect::<Result<Vec<_>, _>>()?;
         let at = |what: &str| lab.folder().join(format!("{name}.{what}"));
         // QEMU connects to these sockets, so that no line and no event is lost.
-        let console_listener = listen(&at("console"))?;
+        let console_listener = ConsoleListener(listen(&at("console"))?);
         let harness_listener = listen(&at("harness"))?;
 
         let mut command = Command::new(match &self.program {
@@ -254,7 +254,8 @@ pub fn template(words: &[OsString]) -> String {
     format!("# a test's\n{}\n", quoted.join(" \\\n"))
 }
 
-/// A machine whose QEMU another program is to start.
+/// A machine whose QEMU another program is to start. It is killed when the machine is dropped,
+/// whether it was waited for or not.
 #[derive(Debug)]
 pub struct ExpectedVm {
     prepared: PreparedVm,
@@ -268,15 +269,35 @@ impl ExpectedVm {
         self.prepared.command_line()
     }
 
-    /// Waits until QEMU has been started; `qmp` is its socket for the program under test. It is
-    /// killed when the machine is dropped. QEMUs of this command line that have ended before are
-    /// not meant.
+    /// Waits until QEMU has been started; `qmp` is its socket for the program under test. QEMUs of
+    /// this command line that have ended before are not meant.
     ///
     /// # Errors
     /// When it does not connect to the test's sockets.
     pub fn wait(mut self, qmp: &Path) -> Result<Vm, LabError> {
         qmp.clone_into(&mut self.prepared.qmp_path);
         self.prepared.connect(&self.config, &self.lab)
+    }
+}
+
+/// The socket of the console. On drop, it kills each QEMU that has connected and was not accepted:
+/// such a one would run on, since another program has started it.
+#[derive(Debug)]
+pub(super) struct ConsoleListener(pub(super) UnixListener);
+
+impl Drop for ConsoleListener {
+    fn drop(&mut self) {
+        while let Ok((stream, _)) = self.0.accept() {
+            let Ok(peer) = socket_peercred(&stream) else {
+                continue;
+            };
+            let process = VmProcess::adopt(peer.pid);
+            // As long as it holds its end, the process id is still its own.
+            if let (Ok(mut process), false) = (process, has_hung_up(&stream)) {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+        }
     }
 }
 
@@ -288,7 +309,7 @@ pub(super) struct PreparedVm {
     qmp_path: PathBuf,
     stderr_path: PathBuf,
     console_path: PathBuf,
-    pub(super) console_listener: UnixListener,
+    pub(super) console_listener: ConsoleListener,
     pub(super) harness_listener: UnixListener,
     /// `None`: not started, or by another program.
     process: Option<VmProcess>,
@@ -320,7 +341,7 @@ impl PreparedVm {
             is_expected: self.process.is_none(),
             process: self.process,
         };
-        let output = starting.accept(&self.console_listener, "its console")?;
+        let output = starting.accept(&self.console_listener.0, "its console")?;
         if starting.process.is_none() {
             let adopt = || VmProcess::adopt(socket_peercred(&output)?.pid);
             let finding = LabError::file("finding the process of", &name);
