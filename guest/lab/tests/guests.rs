@@ -369,7 +369,6 @@ fn works_with_disk(config: VmConfig, bus: DiskBus) {
 }
 
 #[test]
-#[ignore = "its disk sometimes never appears on a busy host: part of `make matrix`"]
 fn microvm() {
     works_with_disk(VmConfig::new().machine("microvm"), DiskBus::VirtioMmio);
 }

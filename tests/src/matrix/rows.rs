@@ -167,7 +167,6 @@ fn machines() -> Vec<Row> {
         .both(|config| config.machine("pc-i440fx-11.1")),
         Row::new("SeaBIOS, VGA", of("pc-q35-10.0").device(Device::Vga)),
         Row::new("no disk", of("microvm,acpi=off")).without_disk(),
-        // Not in the sample: on a busy host its disk sometimes never appears in the guest.
         Row::new("virtio-mmio", of("microvm")).bus(DiskBus::VirtioMmio),
     ];
     let versions: [[QemuVersion; 2]; 6] = [
